@@ -44,6 +44,10 @@ class Rotary(nn.Module):
         if length > self.table.shape[1]:
             self.table = self._table(length).to(self.table.device)
 
+    def rebuild(self, device: torch.device | str) -> None:
+        """Compute the table on `device` (after the model was laid out without storage)."""
+        self.table = self._table(self.table.shape[1]).to(device)
+
     def rotate(
         self, x: Float[Tensor, "*rows heads width"], turn: Float[Tensor, "two *rows half"]
     ) -> Float[Tensor, "*rows heads width"]:
