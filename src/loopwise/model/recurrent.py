@@ -56,14 +56,17 @@ class Recurrence(nn.Module):
         """Apply the core `depth` times; gradients reach the last `backprop_depth` passes (and `e` in them)."""
         for i in range(1, depth + 1):
             ctx.depth = i
-            if backprop_depth is not None and i == depth - backprop_depth + 1:
-                s = s.detach()
             frozen = backprop_depth is not None and i <= depth - backprop_depth
             with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
-                if self.recompute and torch.is_grad_enabled():
-                    s = checkpoint(self.pass_once, s, e, ctx, use_reentrant=False)  # type: ignore[assignment]
+                # A compiled pass has one graph per combination of requires_grad: keep to (no, no) and (yes, yes).
+                if not torch.is_grad_enabled():
+                    s, injected = s.detach(), e.detach()
                 else:
-                    s = self.pass_once(s, e, ctx)
+                    s, injected = s if s.requires_grad else s.detach().requires_grad_(e.requires_grad), e
+                if self.recompute and torch.is_grad_enabled():
+                    s = checkpoint(self.pass_once, s, injected, ctx, use_reentrant=False)  # type: ignore[assignment]
+                else:
+                    s = self.pass_once(s, injected, ctx)
         ctx.depth = 0
         return s
 

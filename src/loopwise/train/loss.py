@@ -1,0 +1,23 @@
+"""Training objective: next-token cross-entropy, with an optional z-loss."""
+
+from typing import NamedTuple
+
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+class Loss(NamedTuple):
+    """`total` is differentiated; `nats` is the cross-entropy alone, detached."""
+
+    total: Float[Tensor, ""]
+    nats: Float[Tensor, ""]
+
+
+def objective(
+    logits: Float[Tensor, "batch time vocab"], targets: Int[Tensor, "batch time"], z_loss: float = 0.0
+) -> Loss:
+    """Mean cross-entropy in nats plus z_loss * mean(logsumexp^2) (Chowdhery et al., 2022, PaLM)."""
+    nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    total = nats + z_loss * logits.logsumexp(-1).square().mean() if z_loss else nats
+    return Loss(total, nats.detach())
