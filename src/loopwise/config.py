@@ -78,9 +78,9 @@ class ModelConfig:
             if value not in choices:
                 raise InputError(f"config field '{name}' is {value!r}: {nearest(str(value), choices)}")
         _require(self.num_heads % self.kv_heads == 0, "num_kv_heads", self.kv_heads, "it must divide num_heads")
-        _require(self.num_heads * self.width >= 1 and self.width % 2 == 0, "head_dim", self.width, "use an even width")
         if self.head_dim is None:
             _require(self.d_model % self.num_heads == 0, "d_model", self.d_model, "make it a multiple of num_heads")
+        _require(self.width >= 2 and self.width % 2 == 0, "head_dim", self.width, "use an even width")
         _require(self.mean_depth >= 1, "mean_depth", self.mean_depth, "use at least 1")
         _require(math.isfinite(self.norm_eps) and self.norm_eps > 0, "norm_eps", self.norm_eps, "use a small positive")
 
