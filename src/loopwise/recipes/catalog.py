@@ -1,0 +1,21 @@
+"""Names of recipes. A recipe is a function without arguments that returns a complete `Recipe`."""
+
+from collections.abc import Callable
+
+from loopwise.config import InputError, nearest
+from loopwise.recipes.base_135m import base_135m, base_135m_stories
+from loopwise.recipes.micro import micro
+from loopwise.train.config import Recipe
+
+RECIPES: dict[str, Callable[[], Recipe]] = {
+    "micro": micro,
+    "base-135m": base_135m,
+    "base-135m-stories": base_135m_stories,
+}
+
+
+def recipe(name: str) -> Recipe:
+    """Look a recipe up; an unknown name raises `InputError` with the nearest valid one."""
+    if name not in RECIPES:
+        raise InputError(f"recipe '{name}' is unknown: {nearest(name, RECIPES)}")
+    return RECIPES[name]()

@@ -1,0 +1,68 @@
+"""A micro run on synthetic text, as a program: `python micro_run.py OUT [--resume] [--a.b value ...]`.
+
+The tests start it as a process of its own in order to kill it, and under torchrun.
+"""
+
+import json
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from loopwise.recipes.catalog import recipe
+from loopwise.train.config import Recipe
+from loopwise.train.loop import Job, Trainer
+from loopwise.train.overrides import override
+from loopwise.train.world import enter
+
+SMALL = {
+    "model.vocab_size": "64", "model.d_model": "16", "model.num_heads": "2", "model.d_ff": "32", "train.context": "12",
+    "train.warmup_steps": "4", "train.tokens": str(8 * 12 * 30), "train.checkpoint_interval": "5",
+    "train.eval_interval": "15", "train.eval_batches": "1", "train.log_interval": "1", "train.device": "cpu",
+}
+
+
+class Counting:
+    """Windows that count upwards modulo 50 from a start drawn from (seed, step)."""
+
+    def __init__(self, seed: int, rows: int, context: int, pause_s: float = 0.0) -> None:
+        self.seed, self.rows, self.context, self.pause_s = seed, rows, context, pause_s
+
+    def batch(self, step: int) -> Tensor:
+        time.sleep(self.pause_s)
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
+        start = torch.randint(0, 50, (self.rows, 1), generator=generator)
+        return (start + torch.arange(self.context + 1)) % 50
+
+
+def small(changes: dict[str, str] | None = None) -> Recipe:
+    """The micro recipe, smaller."""
+    return override(recipe("micro"), SMALL | (changes or {}))
+
+
+def job(out: Path, made: Recipe, *, resume: bool = False, pause_s: float = 0.0, minutes: float | None = None) -> Job:
+    rows, context = made.train.batch_size, made.train.context
+    return Job(
+        recipe=made, batches=Counting(made.train.seed, rows, context, pause_s), held_out=Counting(99, 4, context), out=out,
+        fingerprint={"data_sha256": "counting"}, manifest={}, resume=resume, quiet=True, minutes=minutes,
+    )
+
+
+def main(argv: list[str]) -> None:
+    warnings.simplefilter("error")
+    out, rest = Path(argv[0]), argv[1:]
+    resume, pause = "--resume" in rest, "--pause" in rest
+    pairs = [item for item in rest if item not in ("--resume", "--pause")]
+    made = small({name[2:]: value for name, value in zip(pairs[::2], pairs[1::2], strict=True)})
+    world = enter("cpu")
+    result = Trainer(job(out, made, resume=resume, pause_s=0.02 if pause else 0.0), world).run()
+    if world.first:
+        print(json.dumps(result))
+    world.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
