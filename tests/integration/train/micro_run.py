@@ -4,6 +4,8 @@ The tests start it as a process of its own in order to kill it, and under torchr
 """
 
 import json
+import os
+import signal
 import sys
 import time
 import warnings
@@ -33,9 +35,17 @@ class Counting:
 
     def batch(self, step: int) -> Tensor:
         time.sleep(self.pause_s)
+        _maybe_die(step)
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
         start = torch.randint(0, 50, (self.rows, 1), generator=generator)
         return (start + torch.arange(self.context + 1)) % 50
+
+
+def _maybe_die(step: int) -> None:
+    """Rank 1 dies at step MICRO_DIE_AT of the first attempt, if that is set."""
+    if os.environ.get("MICRO_DIE_AT") == str(step) and (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]) == ("1", "0"):
+        (Path(sys.argv[1]) / "died").write_text(str(step))
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def small(changes: dict[str, str] | None = None) -> Recipe:
@@ -54,7 +64,8 @@ def job(out: Path, made: Recipe, *, resume: bool = False, pause_s: float = 0.0, 
 def main(argv: list[str]) -> None:
     warnings.simplefilter("error")
     out, rest = Path(argv[0]), argv[1:]
-    resume, pause = "--resume" in rest, "--pause" in rest
+    resume = "--resume" in rest or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    pause = "--pause" in rest
     pairs = [item for item in rest if item not in ("--resume", "--pause")]
     made = small({name[2:]: value for name, value in zip(pairs[::2], pairs[1::2], strict=True)})
     world = enter("cpu")
