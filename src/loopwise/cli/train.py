@@ -36,8 +36,8 @@ def run(args: argparse.Namespace) -> dict[str, Any] | None:
     chosen = override(recipe(args.recipe), args.overrides | ({"train.tokens": args.tokens} if args.tokens else {}))
     if args.data is None:
         raise InputError("--data is missing: write shards with 'loopwise prepare' and give their folder")
-    inputs = open_inputs(args.data, chosen)
     world = enter(chosen.train.device)
+    inputs = open_inputs(args.data, chosen, world)
     job = Job(
         recipe=chosen, batches=inputs.train, held_out=inputs.held_out, tokenizer=inputs.tokenizer,
         fingerprint=inputs.fingerprint, out=args.out or Path("runs") / chosen.name, minutes=args.minutes,

@@ -120,7 +120,8 @@ class TrainConfig:
 class Source:
     """One part of the mixture: `text` as for `--text` (file, folder or `hub:...`) and its share of training windows.
 
-    The share goes linearly from `weight` to `final_weight` (default: the same) over the run; shares are normalised.
+    The share goes linearly from `weight` to `final_weight` (default: the same) over the first `DataConfig.mix_steps`
+    optimizer steps; shares are normalised. Held-out loss is averaged with the final shares.
     """
 
     name: str
@@ -135,7 +136,8 @@ class DataConfig:
 
     sources: tuple[Source, ...] = ()
     tokenizer: str | None = None
-    holdout: float = 0.01
+    holdout: float = 0.05
+    mix_steps: int = 1000
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from loopwise.train.loss import objective
 from loopwise.train.progress import Bar, JsonLines, Tracker
 from loopwise.train.resume import check_same
 from loopwise.train.units import units
-from loopwise.train.validate import Batches, Validation, validate
+from loopwise.train.validate import Batches, HeldOut, Validation, validate
 from loopwise.train.world import World, check, spread, synchronised, whole_model, whole_tensors
 
 
@@ -34,7 +34,7 @@ class Job:
 
     recipe: Recipe
     batches: Batches
-    held_out: Batches
+    held_out: Mapping[str, HeldOut]
     out: Path
     tokenizer: Path | None = None
     fingerprint: Mapping[str, Any]
@@ -128,7 +128,7 @@ class Trainer:
     def make_step(self) -> Step:
         """One optimizer step at `self.step`. A non-finite loss or gradient raises before the weights are touched."""
         config, world = self.config, self.world
-        windows = self.job.batches.batch(self.step)[world.rank :: world.size].to(world.device, non_blocking=True)
+        windows = self.job.batches.batch(self.step).to(world.device, non_blocking=True)
         parts = units(self.recipe.depth, config.seed, self.step, len(windows), config.accumulation)
         optim.set_lr(self.optimizers, self._factor(self.step))
         loss = depth = 0.0

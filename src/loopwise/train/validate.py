@@ -1,6 +1,6 @@
 """Validation while training: loss at several depths, successive KL, convergence depth and signs of collapse."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -18,14 +18,23 @@ class Batches(Protocol):
     """Where windows come from: a pure function of the step."""
 
     def batch(self, step: int) -> Int[Tensor, "batch window"]:
-        """Windows of context + 1 token ids."""
+        """This process's windows of context + 1 token ids."""
         ...
 
 
+class HeldOut(NamedTuple):
+    """One held-out set and its share in the averaged loss."""
+
+    batches: Batches
+    weight: float = 1.0
+
+
 class Validation(NamedTuple):
-    """Held-out figures, in nats. Lists and maps are by depth; `converged` is the median convergence depth."""
+    """Held-out figures, in nats, by depth. `loss` averages the sets; `kl`, `converged` (median convergence depth) and
+    `correlation` (of the states of different tokens) are of the first few windows of the set with the largest share."""
 
     loss: dict[int, float]
+    loss_by_source: dict[str, dict[int, float]]
     kl: dict[int, float]
     converged: float
     correlation: float
@@ -33,31 +42,47 @@ class Validation(NamedTuple):
     def flat(self) -> dict[str, object]:
         """JSON-ready."""
         return {
-            "val_loss_by_depth": {str(d): round(v, 6) for d, v in self.loss.items()},
-            "kl_by_depth": {str(d): v for d, v in self.kl.items()},
+            "val_loss_by_depth": _rounded(self.loss),
+            "val_loss_by_source": {name: _rounded(by_depth) for name, by_depth in self.loss_by_source.items()},
+            "kl_by_depth": {str(d): float(f"{v:.4g}") for d, v in self.kl.items()},
             "median_convergence_depth": self.converged,
-            "token_state_correlation": self.correlation,
+            "token_state_correlation": round(self.correlation, 6),
         }
 
 
+def _rounded(by_depth: Mapping[int, float]) -> dict[str, float]:
+    return {str(depth): round(value, 6) for depth, value in by_depth.items()}
+
+
 @torch.no_grad()
-def validate(model: RecurrentLM, batches: Batches, depths: Sequence[int], num_batches: int) -> Validation:
-    """Run `num_batches` held-out batches once to the deepest of `depths`; KL and convergence on the first of them."""
-    sums, count, depths = dict.fromkeys(sorted(depths), 0.0), 0, sorted(depths)
-    watched: _Watched | None = None
-    device = next(model.parameters()).device
+def validate(
+    model: RecurrentLM, sets: Mapping[str, HeldOut], depths: Sequence[int], num_batches: int
+) -> Validation:
+    """Run `num_batches` batches of every set once to the deepest of `depths`."""
+    main = max(sets, key=lambda name: sets[name].weight)
+    watch = _Watched()
+    losses = {
+        name: _losses(model, held.batches, sorted(depths), num_batches, watch if name == main else None)
+        for name, held in sets.items()
+    }
+    total = sum(held.weight for held in sets.values())
+    mean = {d: sum(sets[n].weight * losses[n][d] for n in sets) / total for d in sorted(depths)}
+    return Validation(mean, losses, watch.kl, watch.median(), watch.correlation)
+
+
+def _losses(
+    model: RecurrentLM, batches: Batches, depths: Sequence[int], num_batches: int, watch: "_Watched | None"
+) -> dict[int, float]:
+    """Mean loss by depth; the first batch also feeds `watch`."""
+    sums, device = dict.fromkeys(depths, 0.0), next(model.parameters()).device
     for index in range(num_batches):
         windows = batches.batch(index).to(device)
-        tokens, targets = windows[:, :-1], windows[:, 1:]
-        watch = _Watched() if index == 0 else None
-        for depth, state, ctx in _states(model, tokens, depths[-1]):
+        for depth, state, ctx in _states(model, windows[:, :-1], depths[-1]):
             if depth in sums:
-                sums[depth] += F.cross_entropy(model.coda(state, ctx).flatten(0, 1), targets.flatten()).item()
-            if watch is not None:
+                sums[depth] += F.cross_entropy(model.coda(state, ctx).flatten(0, 1), windows[:, 1:].flatten()).item()
+            if watch is not None and index == 0:
                 watch.see(state[:4], model)
-        watched, count = watch or watched, count + 1
-    assert watched is not None
-    return Validation({d: s / count for d, s in sums.items()}, watched.kl, watched.median(), watched.correlation)
+    return {depth: total / num_batches for depth, total in sums.items()}
 
 
 def _states(model: RecurrentLM, tokens: Tensor, top: int) -> Iterator[tuple[int, Tensor, DenseCausal]]:

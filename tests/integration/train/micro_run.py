@@ -18,6 +18,7 @@ from loopwise.recipes.catalog import recipe
 from loopwise.train.config import Recipe
 from loopwise.train.loop import Job, Trainer
 from loopwise.train.overrides import override
+from loopwise.train.validate import HeldOut
 from loopwise.train.world import enter
 
 SMALL = {
@@ -30,15 +31,15 @@ SMALL = {
 class Counting:
     """Windows that count upwards modulo 50 from a start drawn from (seed, step)."""
 
-    def __init__(self, seed: int, rows: int, context: int, pause_s: float = 0.0) -> None:
-        self.seed, self.rows, self.context, self.pause_s = seed, rows, context, pause_s
+    def __init__(self, seed: int, rows: int, context: int, pause_s: float = 0.0, mine: slice = slice(None)) -> None:
+        self.seed, self.rows, self.context, self.pause_s, self.mine = seed, rows, context, pause_s, mine
 
     def batch(self, step: int) -> Tensor:
         time.sleep(self.pause_s)
         _maybe_die(step)
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
         start = torch.randint(0, 50, (self.rows, 1), generator=generator)
-        return (start + torch.arange(self.context + 1)) % 50
+        return ((start + torch.arange(self.context + 1)) % 50)[self.mine]
 
 
 def _maybe_die(step: int) -> None:
@@ -55,8 +56,10 @@ def small(changes: dict[str, str] | None = None) -> Recipe:
 
 def job(out: Path, made: Recipe, *, resume: bool = False, pause_s: float = 0.0, minutes: float | None = None) -> Job:
     rows, context = made.train.batch_size, made.train.context
+    mine = slice(int(os.environ.get("RANK", "0")), None, int(os.environ.get("WORLD_SIZE", "1")))
     return Job(
-        recipe=made, batches=Counting(made.train.seed, rows, context, pause_s), held_out=Counting(99, 4, context), out=out,
+        recipe=made, batches=Counting(made.train.seed, rows, context, pause_s, mine), out=out,
+        held_out={"counting": HeldOut(Counting(99, 4, context))},
         fingerprint={"data_sha256": "counting"}, manifest={}, resume=resume, quiet=True, minutes=minutes,
     )
 
