@@ -15,8 +15,12 @@ def is_held_out(text: str, holdout: float = HOLDOUT) -> bool:
 
     A smaller `holdout` selects a subset of what a larger one selects.
     """
-    position = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
-    return position < holdout
+    return position(text) < holdout
+
+
+def position(text: str) -> float:
+    """The document's hash as a fraction of the hash range, in [0, 1)."""
+    return (int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 11) / 2**53
 
 
 def check_holdout(holdout: float) -> float:

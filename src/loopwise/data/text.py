@@ -2,7 +2,7 @@
 
 | source | documents |
 |---|---|
-| `FILE.txt` | the whole file; above `LONG_BYTES` it is cut at the next blank line, again and again |
+| `FILE.txt` | the whole file; every `LONG` characters it is cut at the next blank line (so a book has held-out parts) |
 | `FILE.jsonl`, `FILE.jsonl.gz` | the field `text` of each line |
 | `FILE.parquet` | the column `text` |
 | a folder | all of these below it, in order of their paths |
@@ -24,7 +24,7 @@ from loopwise.config import InputError, nearest
 from loopwise.data import factbook
 from loopwise.data.split import HOLDOUT, Split, in_split
 
-LONG_BYTES = 1 << 20
+LONG = 1 << 14  # characters after which a .txt file is cut at a blank line; at any line end, or space, at 4 times that
 NAMES = ("factbook", "factbook:train", "factbook:all")
 _FORMATS = "a .txt, .jsonl, .jsonl.gz or .parquet file, a folder of those, hub:org/name[:config][:split], or factbook"
 
@@ -60,7 +60,7 @@ def _open(source: str) -> Iterator[str]:
         return _hub(source)
     path = Path(source).expanduser()
     try:
-        if path.is_dir():
+        if source and path.is_dir():
             return _folder(path)
         if path.is_file():
             return _reader(path)(path)
@@ -95,16 +95,27 @@ def _reader(path: Path) -> Callable[[Path], Iterator[str]]:
 
 
 def _plain(path: Path) -> Iterator[str]:
-    """Whole file, or pieces that end at a blank line (at any line end once four times too long)."""
+    """Whole file, or pieces of it; their concatenation is the file, with newlines as LF."""
     held: list[str] = []
     size = 0
     for _, line in _lines(path, gzip_file=False):
-        held.append(line)
-        size += len(line)
-        if (size >= LONG_BYTES and line.isspace()) or size >= 4 * LONG_BYTES:
-            yield "".join(held)
-            held, size = [], 0
+        for part in _cut(line.replace("\r\n", "\n")):
+            held.append(part)
+            size += len(part)
+            if (size >= LONG and part.isspace()) or size >= 4 * LONG:
+                yield "".join(held)
+                held, size = [], 0
     yield "".join(held)
+
+
+def _cut(line: str) -> Iterator[str]:
+    """A line in parts of at most `LONG` characters, cut after a space where there is one."""
+    start = 0
+    while len(line) - start > LONG:
+        end = line.rfind(" ", start, start + LONG) + 1 or start + LONG
+        yield line[start:end]
+        start = end
+    yield line[start:]
 
 
 def _jsonl(path: Path) -> Iterator[str]:
@@ -114,7 +125,7 @@ def _jsonl(path: Path) -> Iterator[str]:
         where = f"text '{path}' line {number}"
         try:
             record = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{where} is not JSON ({error}): mend or remove the line") from None
         yield _field(record.get("text") if isinstance(record, dict) else None, where)
 
@@ -185,11 +196,11 @@ def _hub(source: str) -> Iterator[str]:
 def parse_hub(source: str) -> tuple[str, str | None, str]:
     """Split `hub:org/name[:config][:split]` into name, config and split; one extra part that names a split is one."""
     name, *rest = source.removeprefix("hub:").split(":")
-    if not name or len(rest) > 2 or not all(rest):
+    if not name or len(rest) > 2 or not all(rest) or "[" in source:  # slices cannot be streamed
         raise InputError(f"text '{source}' is no hub id: use hub:org/name[:config][:split]")
     if len(rest) == 2:
         return name, rest[0], rest[1]
-    if rest and rest[0].split("[")[0] in ("train", "validation", "valid", "test", "dev"):
+    if rest and rest[0] in ("train", "validation", "valid", "test", "dev"):
         return name, None, rest[0]
     return name, rest[0] if rest else None, "train"
 

@@ -163,7 +163,7 @@ class Tokenizer:
         return path
 
     def _check(self, ids: Sequence[int]) -> None:
-        for token in ids:
+        for token in (min(ids, default=0), max(ids, default=0)):
             if not 0 <= token < self.size:
                 raise InputError(f"token id {token} is out of range: {self.name} has ids 0 to {self.size - 1}")
 
