@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 Norm = Literal["pre", "sandwich", "post", "residual"]
-Injection = Literal["concat", "add", "diagonal", "none"]
+Injection = Literal["concat", "add", "diagonal", "ssm", "none"]
 StateInit = Literal["zero", "embed", "normal"]
 Rope = Literal["half", "adjacent"]
-QKNorm = Literal["none", "head", "full"]
-Mlp = Literal["swiglu", "relu2"]
+RopeDtype = Literal["float64", "float32", "bfloat16"]
+RopeScaling = Literal["none", "linear", "llama3"]
+QKNorm = Literal["none", "head", "full", "rotated"]
+Mlp = Literal["swiglu", "relu2", "half_relu2"]
 
 
 class InputError(ValueError):
@@ -36,7 +38,17 @@ class ModelConfig:
     `norm` places RMSNorm around each sublayer f: `pre` x + f(n(x)); `sandwich` x + n(f(n(x))); `post` x + n(f(x));
     `residual` n(x + f(n(x))) (the norm acts on the residual sum, as in Huginn).
     `injection` combines state s and prelude output e at the start of each pass: `concat` W[s; e], `add` s + e,
-    `diagonal` a*s + b*e with learned per-channel a in (0, 1) (Parcae), `none` s alone (Ouro).
+    `diagonal` a*s + b*e with learned per-channel a in (0, 1), `ssm` the discretised form of it with a full input
+    matrix (Parcae, see `Injection`), `none` s alone (Ouro).
+
+    The fields after `mean_depth` exist for imported families; their defaults change nothing. `rope_dtype` is the
+    precision of the rotary angles: exact, fp32 throughout, or fp32 with the table rounded to bf16. `rope_scaling`
+    stretches them by `rope_factor` (`llama3`: only wavelengths above `rope_original` / `rope_low` positions, blending
+    down to `rope_original` / `rope_high`). `qk_norm` `rotated` is per head, without weights, after the rotation.
+    `final_norm` is the norm before the head, `coda_norm` applies the same weights before the coda too,
+    `coda_projection` multiplies the state by a matrix there. `value_layers` are the layers (counted prelude, core,
+    coda) that add a gated per-token embedding to their values; the gate reads the first `value_gate` channels.
+    `windows` is the number of most recent positions each layer sees, itself included (0: all; empty: all everywhere).
     """
 
     vocab_size: int
@@ -67,6 +79,23 @@ class ModelConfig:
     tied: bool = True
     max_depth: int = 32
     mean_depth: float = 8.0
+    rope_dtype: RopeDtype = "float64"
+    rope_scaling: RopeScaling = "none"
+    rope_factor: float = 1.0
+    rope_low: float = 1.0
+    rope_high: float = 4.0
+    rope_original: int = 8192
+    qk_norm_eps: float | None = None
+    core_d_ff: int | None = None
+    embed_norm: bool = False
+    final_norm: bool = True
+    coda_norm: bool = False
+    coda_projection: bool = False
+    exit_gate: bool = False
+    logit_softcap: float | None = None
+    value_layers: tuple[int, ...] = ()
+    value_gate: int = 32
+    windows: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "num_heads", "d_ff", "core_layers", "context", "max_depth"):
@@ -83,6 +112,12 @@ class ModelConfig:
         _require(self.width >= 2 and self.width % 2 == 0, "head_dim", self.width, "use an even width")
         _require(self.mean_depth >= 1, "mean_depth", self.mean_depth, "use at least 1")
         _require(math.isfinite(self.norm_eps) and self.norm_eps > 0, "norm_eps", self.norm_eps, "use a small positive")
+        for name in ("value_layers", "windows"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON has lists
+        _require(len(self.windows) in (0, self.num_layers), "windows", self.windows, "use one number per layer")
+        _require(all(0 <= i < self.num_layers for i in self.value_layers), "value_layers", self.value_layers,
+                 "use layer numbers below prelude + core + coda layers")
+        _require(self.final_norm or not self.coda_norm, "coda_norm", self.coda_norm, "it needs final_norm")
 
     @property
     def kv_heads(self) -> int:
@@ -136,6 +171,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "injection": get_args(Injection),
     "state_init": get_args(StateInit),
     "rope": get_args(Rope),
+    "rope_dtype": get_args(RopeDtype),
+    "rope_scaling": get_args(RopeScaling),
     "qk_norm": get_args(QKNorm),
     "mlp": get_args(Mlp),
 }
@@ -151,5 +188,11 @@ def _check_type(source: str, key: str, value: object, annotation: Any) -> None:
         accepted: tuple[type, ...] = (int, float) if annotation is float else (annotation,)
         if not isinstance(value, accepted) or (isinstance(value, bool) and annotation is not bool):
             raise InputError(f"{source}: key '{key}' is {value!r}: use a value of type {annotation.__name__}")
-    elif annotation == int | None and not (value is None or (isinstance(value, int) and not isinstance(value, bool))):
-        raise InputError(f"{source}: key '{key}' is {value!r}: use an integer or null")
+    elif annotation in _OPTIONAL and not (value is None or type(value) in _OPTIONAL[annotation]):
+        wanted = "an integer" if annotation == int | None else "a number"
+        raise InputError(f"{source}: key '{key}' is {value!r}: use {wanted} or null")
+    elif annotation == tuple[int, ...] and not (isinstance(value, list | tuple) and all(type(v) is int for v in value)):
+        raise InputError(f"{source}: key '{key}' is {value!r}: use a list of integers")
+
+
+_OPTIONAL: dict[Any, tuple[type, ...]] = {int | None: (int,), float | None: (int, float)}

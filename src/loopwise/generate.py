@@ -34,6 +34,7 @@ class DenseCached:
         self.values = [torch.zeros_like(keys) for keys in self.keys]
         self.deepest = torch.zeros(length, dtype=torch.long, device=weight.device)
         self.layout, self.depth = layout, 0
+        self.windows: tuple[int, ...] = ()
         self.positions = torch.zeros(0, dtype=torch.long, device=weight.device)
         self.turn = torch.zeros(0)
 
@@ -59,6 +60,8 @@ class DenseCached:
         read = self.layout.read(self.depth, self.deepest[:length]) if self.depth else torch.zeros_like(here)
         keys, values = self.keys[layer][read, here], self.values[layer][read, here]
         mask = here <= self.positions[:, None]
+        if self.windows and self.windows[layer]:
+            mask &= here > self.positions[:, None] - self.windows[layer]
         out = F.scaled_dot_product_attention(
             q.transpose(0, 1)[None],
             keys.transpose(0, 1)[None],

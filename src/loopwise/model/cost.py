@@ -5,6 +5,7 @@ One multiply-add counts as two FLOPs; only matrix products and attention count (
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from loopwise.config import ModelConfig
 from loopwise.model.kv_layout import LAYOUTS
@@ -34,14 +35,16 @@ class Cost:
         """Count from the shape alone; `tests` check it against the model and torch's counter."""
         q, kv = c.num_heads * c.width, c.kv_heads * c.width
         attention = c.d_model * (q + 2 * kv) + q * c.d_model
-        mlp = c.d_model * c.d_ff * (3 if c.mlp == "swiglu" else 2)
-        adapter = 2 * c.d_model**2 if c.injection == "concat" else 0
-        block, head, per_key = 2 * (attention + mlp), 2 * c.d_model * c.vocab_size, 4 * q
-        readout = c.coda_layers * block + head
+        narrow, wide = (c.d_model * d_ff * (3 if c.mlp == "swiglu" else 2) for d_ff in (c.d_ff, c.core_d_ff or c.d_ff))
+        adapter = {"concat": 2, "ssm": 1}.get(c.injection, 0) * c.d_model**2
+        leave = c.d_model**2 if c.coda_projection else 0
+        block, head, per_key = 2 * (attention + narrow), 2 * c.d_model * c.vocab_size, 4 * q
+        gates = [2 * c.value_gate * c.kv_heads * n for n in _value_layers(c)]
+        readout = c.coda_layers * block + 2 * leave + gates[2] + head
         return cls(
-            params=_params(c, attention, mlp, adapter),
-            fixed=c.prelude_layers * block + readout,
-            per_pass=c.core_layers * block + 2 * adapter,
+            params=_params(c, attention, (narrow, wide, narrow), adapter, leave),
+            fixed=c.prelude_layers * block + gates[0] + readout,
+            per_pass=c.core_layers * 2 * (attention + wide) + gates[1] + 2 * adapter,
             readout=readout,
             fixed_per_key=(c.prelude_layers + c.coda_layers) * per_key,
             per_pass_per_key=c.core_layers * per_key,
@@ -73,18 +76,26 @@ class Cost:
         return round(layers * self.kv_values_per_layer * item_bytes)
 
 
-def _params(c: ModelConfig, attention: int, mlp: int, adapter: int) -> dict[str, int]:
-    norms = {"pre": 2, "post": 2, "sandwich": 4, "residual": 4}[c.norm] * c.d_model
-    bias = (c.num_heads + 2 * c.kv_heads) * c.width if c.attention_bias else 0
-    heads = 1 if c.qk_norm == "head" else 0
-    qk = {"none": 0, "head": 2 * c.width * heads, "full": (c.num_heads + c.kv_heads) * c.width}[c.qk_norm]
-    block = attention + mlp + norms + bias + qk
-    injection = adapter if c.injection == "concat" else (2 * c.d_model if c.injection == "diagonal" else 0)
+def _value_layers(c: ModelConfig) -> tuple[int, int, int]:
+    """How many layers of prelude, core and coda add value embeddings."""
+    ends = (0, c.prelude_layers, c.prelude_layers + c.core_layers, c.num_layers)
+    first, second, third = (sum(a <= i < b for i in c.value_layers) for a, b in pairwise(ends))
+    return first, second, third
+
+
+def _params(c: ModelConfig, attention: int, mlp: tuple[int, int, int], adapter: int, leave: int) -> dict[str, int]:
+    d, kv = c.d_model, c.kv_heads * c.width
+    norms = {"pre": 2, "post": 2, "sandwich": 4, "residual": 4}[c.norm] * d
+    bias = c.num_heads * c.width + 2 * kv if c.attention_bias else 0
+    qk = {"head": 2 * c.width, "full": c.num_heads * c.width + kv}.get(c.qk_norm, 0)
+    block = attention + norms + bias + qk
+    prelude, core, coda = (n * (c.vocab_size * kv + c.value_gate * c.kv_heads) for n in _value_layers(c))
+    injection = adapter + {"diagonal": 2, "ssm": 2}.get(c.injection, 0) * d
     parts = {
-        "embedding": c.vocab_size * c.d_model,
-        "prelude": c.prelude_layers * block + (c.d_model if c.prelude_norm else 0),
-        "core": c.core_layers * block + injection + (c.d_model if c.state_norm else 0),
-        "coda": c.coda_layers * block + c.d_model,
-        "head": 0 if c.tied else c.vocab_size * c.d_model,
+        "embedding": (c.vocab_size + c.embed_norm) * d,
+        "prelude": c.prelude_layers * (block + mlp[0]) + prelude + c.prelude_norm * d,
+        "core": c.core_layers * (block + mlp[1]) + core + injection + c.state_norm * d + c.exit_gate * (d + 1),
+        "coda": c.coda_layers * (block + mlp[2]) + coda + leave + c.final_norm * d,
+        "head": 0 if c.tied else c.vocab_size * d,
     }
     return {**parts, "total": sum(parts.values())}

@@ -15,7 +15,10 @@ from loopwise.model.layers import Block, RMSNorm, Rotary
 
 
 class Injection(nn.Module):
-    """Combine state and injected prelude output at the start of a pass (see `ModelConfig.injection`)."""
+    """Combine state and injected prelude output at the start of a pass (see `ModelConfig.injection`).
+
+    `ssm` (arXiv 2604.12946): exp(-dt A) s + dt B e with dt = softplus(step) and A = exp(log_rate) per channel.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -25,12 +28,19 @@ class Injection(nn.Module):
         elif self.kind == "diagonal":
             self.decay = nn.Parameter(torch.zeros(config.d_model))
             self.gain = nn.Parameter(torch.ones(config.d_model))
+        elif self.kind == "ssm":
+            self.log_rate = nn.Parameter(torch.zeros(config.d_model))
+            self.step = nn.Parameter(torch.zeros(config.d_model))
+            self.input = nn.Linear(config.d_model, config.d_model, bias=False)
 
     def forward(self, s: Float[Tensor, "*rows d"], e: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows d"]:
         if self.kind == "concat":
             return self.adapter(torch.cat([s, e], dim=-1))
         if self.kind == "diagonal":
             return torch.sigmoid(self.decay) * s + self.gain * e
+        if self.kind == "ssm":
+            dt = F.softplus(self.step)
+            return s * torch.exp(-dt * self.log_rate.exp()) + dt * self.input(e)
         return s + e if self.kind == "add" else s
 
 
@@ -80,11 +90,17 @@ class RecurrentLM(nn.Module):
         self.rotary = Rotary(config)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         start = config.prelude_layers + config.core_layers
+        self.embed_norm = RMSNorm(config.d_model, config.norm_eps) if config.embed_norm else nn.Identity()
         self.prelude_blocks = nn.ModuleList(Block(config, i, self.rotary) for i in range(config.prelude_layers))
         self.prelude_norm = RMSNorm(config.d_model, config.norm_eps) if config.prelude_norm else nn.Identity()
         self.recurrence = Recurrence(config, self.rotary)
         self.coda_blocks = nn.ModuleList(Block(config, start + i, self.rotary) for i in range(config.coda_layers))
-        self.final_norm = RMSNorm(config.d_model, config.norm_eps)
+        self.coda_projection = (
+            nn.Linear(config.d_model, config.d_model, bias=False) if config.coda_projection else nn.Identity()
+        )
+        self.final_norm = RMSNorm(config.d_model, config.norm_eps) if config.final_norm else nn.Identity()
+        if config.exit_gate:
+            self.exit_gate = nn.Linear(config.d_model, 1)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         if config.tied:
             self.head.weight = self.embedding.weight
@@ -104,9 +120,14 @@ class RecurrentLM(nn.Module):
         return self
 
     def prelude(self, tokens: Int[Tensor, "*rows"], ctx: Context) -> Float[Tensor, "*rows d"]:
-        """Embed tokens and run the prelude blocks; also sets the rotary angles of `ctx`."""
+        """Embed tokens and run the prelude blocks; also sets `ctx.turn`, which goes with the rows to every layer: their
+        rotary angles and, if layers add value embeddings, one more column with the token id (exact in fp32)."""
         ctx.turn, ctx.depth = self.rotary(ctx.positions), 0
-        x = self.embedding(tokens) * self.config.embed_scale
+        if self.config.value_layers:
+            ctx.turn = torch.cat([ctx.turn, tokens.to(ctx.turn).expand(2, *tokens.shape).unsqueeze(-1)], dim=-1)
+        if self.config.windows:
+            ctx.windows = self.config.windows
+        x = self.embed_norm(self.embedding(tokens) * self.config.embed_scale)
         for block in self.prelude_blocks:
             x = block(x, ctx)
         return self.prelude_norm(x)
@@ -128,13 +149,15 @@ class RecurrentLM(nn.Module):
     def hidden(self, s: Float[Tensor, "*rows d"], ctx: Context) -> Float[Tensor, "*rows d"]:
         """Coda blocks and final norm: the vector that the head reads."""
         ctx.depth = 0
+        s = self.coda_projection(self.final_norm(s) if self.config.coda_norm else s)
         for block in self.coda_blocks:
             s = block(s, ctx)
         return self.final_norm(s)
 
     def coda(self, s: Float[Tensor, "*rows d"], ctx: Context) -> Float[Tensor, "*rows vocab"]:
         """Readout: fp32 logits of a state. The head runs in the dtype of its weights."""
-        return F.linear(self.hidden(s, ctx), self.head.weight).float()
+        logits, cap = F.linear(self.hidden(s, ctx), self.head.weight).float(), self.config.logit_softcap
+        return cap * torch.tanh(logits / cap) if cap else logits
 
     def forward(
         self,

@@ -1,9 +1,10 @@
 """What a resumed run must share with the run it continues: recipe, data and tokenizer."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from loopwise.config import InputError
+from loopwise.config import InputError, ModelConfig
 from loopwise.train.config import PRACTICAL, Recipe
 
 
@@ -11,6 +12,10 @@ def check_same(meta: Mapping[str, Any], recipe: Recipe, fingerprint: Mapping[str
     """Raise `InputError` naming up to three differences; fields that only say how to run may differ."""
     saved = {f"{section}.{key}": value for section in ("model", "train", "depth", "data")
              for key, value in meta["recipe"].get(section, {}).items()}
+    for field in dataclasses.fields(ModelConfig):  # a field added since then had its default
+        default = list(field.default) if isinstance(field.default, tuple) else field.default
+        if default is not dataclasses.MISSING:
+            saved.setdefault(f"model.{field.name}", default)
     changed = differences({k: v for k, v in saved.items() if k not in PRACTICAL}, recipe.binding())
     if changed:
         raise InputError(f"cannot resume step {meta['step']}: the recipe changed: {changed}: "

@@ -19,6 +19,10 @@ SHAPES = [
     {"norm": "pre", "mlp": "relu2", "injection": "add", "tied": False},
     {"norm": "post", "injection": "diagonal", "qk_norm": "full", "prelude_norm": True},
     {"prelude_layers": 0, "coda_layers": 0, "injection": "none", "head_dim": 16},
+    {"injection": "ssm", "mlp": "half_relu2", "core_d_ff": 40, "coda_projection": True, "value_layers": (0, 2, 3),
+     "value_gate": 8, "qk_norm": "rotated", "logit_softcap": 5.0, "tied": False},
+    {"embed_norm": True, "coda_norm": True, "exit_gate": True, "rope_scaling": "llama3", "rope_factor": 8.0},
+    {"final_norm": False, "state_norm": True, "rope_dtype": "bfloat16", "rope_scaling": "linear", "rope_factor": 2.0},
 ]
 
 
