@@ -1,0 +1,172 @@
+"""Depth-hungry text: seeded puzzles whose answers need a known number of sequential steps, none of them written out.
+
+| kind | text | difficulty of an answer |
+|---|---|---|
+| `chain` | 41 pairs of letters: first links (`q z` says q points to z; an end points to itself), after the `;` questions | links to follow from the asked letter to its end |
+| `sum` | lines such as `3+5+9=7`: the last digit of the sum | additions |
+
+`chain` gives no other way to the answer: a link always stands before the link that it leads to, so an earlier position
+cannot have followed it already; deeper questions are asked first, so no answer given before lies on a later path; and
+all ends are equally frequent among the pairs that a reader could count (each is written once as an end), so that
+guessing scores 1 / ends. Every puzzle is a pure function of (seed, index, options).
+
+With the shipped tokenizer a puzzle and its end-of-document token are exactly `TOKENS` tokens, so windows of that size
+cut from the stream are whole puzzles.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from loopwise.config import InputError, nearest
+
+TOKENS = 128
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+MAX_DIFFICULTY = 12
+HELD_OUT_SEED = 1_000_003  # training sets are written with small seeds
+_PAIRS = 41  # pairs of a chain puzzle: (TOKENS - 4 for the heading - 1 for the end) / 3
+_SUM_ROOM = 122  # tokens for the lines of a sum puzzle
+
+
+class Span(NamedTuple):
+    """One answer: `text[start:end]`, its kind and the sequential steps it takes."""
+
+    start: int
+    end: int
+    kind: str
+    difficulty: int
+
+
+class Puzzle(NamedTuple):
+    """A document and its labelled answers."""
+
+    text: str
+    spans: tuple[Span, ...]
+
+
+class Label(NamedTuple):
+    """Token `token` of puzzle `puzzle` is an answer of `kind` and `difficulty` (predicted at token - 1)."""
+
+    puzzle: int
+    token: int
+    kind: str
+    difficulty: int
+
+
+class Encodes(Protocol):
+    """What `labelled_tokens` needs of a tokenizer (`data.tokenizer.Tokenizer`)."""
+
+    def encode(self, text: str) -> Sequence[int]: ...
+
+    def token_bytes(self, token: int) -> bytes: ...
+
+
+def puzzle_text(seed: int, index: int, *, max_difficulty: int = 8, kinds: Sequence[str] = ("chain",)) -> Puzzle:
+    """Puzzle number `index` of a stream. Its hardest answer takes at most `max_difficulty` steps."""
+    if not 1 <= max_difficulty <= MAX_DIFFICULTY:
+        raise InputError(f"max_difficulty is {max_difficulty}: use 1 to {MAX_DIFFICULTY}")
+    for kind in kinds:
+        if kind not in KINDS:
+            raise InputError(f"puzzle kind '{kind}' is unknown: {nearest(kind, KINDS)}")
+    source = random.Random(f"loopwise.puzzle/{seed}/{index}/{max_difficulty}/{','.join(kinds)}")
+    kind = source.choice(list(kinds))
+    text, spans = "", []
+    for piece, difficulty in KINDS[kind](source, max_difficulty):
+        if difficulty:
+            spans.append(Span(len(text), len(text) + len(piece), kind, difficulty))
+        text += piece
+    return Puzzle(text, tuple(spans))
+
+
+def puzzles(seed: int, count: int, *, max_difficulty: int = 8, kinds: Sequence[str] = ("chain",)) -> Iterator[Puzzle]:
+    """Puzzles 0 to count - 1 of a stream."""
+    for index in range(count):
+        yield puzzle_text(seed, index, max_difficulty=max_difficulty, kinds=kinds)
+
+
+def labelled_tokens(tokenizer: Encodes, found: Sequence[Puzzle]) -> list[Label]:
+    """Where the answers are after tokenization: the last token of each answer's text (the one that decides it)."""
+    labels = []
+    for number, puzzle in enumerate(found):
+        ends = {len(puzzle.text[: span.end].encode()): span for span in puzzle.spans}
+        place = 0
+        for index, token in enumerate(tokenizer.encode(puzzle.text)):
+            place += len(tokenizer.token_bytes(token))
+            if place in ends:
+                labels.append(Label(number, index, ends[place].kind, ends[place].difficulty))
+    return labels
+
+
+class _Forest(NamedTuple):
+    """`parent` of each letter (ends are their own), and `end` and `depth` of each."""
+
+    parent: dict[str, str]
+    end: dict[str, str]
+    depth: dict[str, int]
+
+
+def _chain(source: random.Random, hardest: int) -> Iterator[tuple[str, int]]:
+    """Pieces of text and the difficulty of those that are answers (0 for the rest)."""
+    ends = source.choice((3, 5, 7, 9, 11) if hardest <= 2 else (3, 5, 7) if hardest <= 4 else (3, 5))
+    forest = _forest(source, hardest, ends, letters=(_PAIRS + ends) // 2)
+    links = _children_first(source, forest.parent)
+    yield "chain:\n", 0
+    for place, letter in enumerate(links):
+        yield f" {letter} {forest.parent[letter]}" + (";" if place == len(links) - 1 else ","), 0
+    asked = [letter for letter in forest.parent if forest.depth[letter]]
+    source.shuffle(asked)
+    asked.sort(key=lambda letter: -forest.depth[letter])
+    for place, letter in enumerate(asked):
+        yield f" {letter}", 0
+        yield f" {forest.end[letter]}", forest.depth[letter]
+        yield ("\n" if place == len(asked) - 1 else ","), 0
+
+
+def _forest(source: random.Random, hardest: int, ends: int, letters: int) -> _Forest:
+    """Random paths into `ends` ends, none longer than `hardest`; the rest hang from random letters."""
+    names = source.sample(LETTERS, letters)
+    tips = names[:ends]
+    parent, end, depth = {x: x for x in tips}, {x: x for x in tips}, dict.fromkeys(tips, 0)
+    for letter in names[ends:]:
+        growing = [place for place, tip in enumerate(tips) if depth[tip] < hardest]
+        if growing:
+            place = source.choice(growing)
+            above, tips[place] = tips[place], letter
+        else:
+            above = source.choice([x for x in parent if depth[x] < hardest])
+        parent[letter], end[letter], depth[letter] = above, end[above], depth[above] + 1
+    return _Forest(parent, end, depth)
+
+
+def _children_first(source: random.Random, parent: dict[str, str]) -> list[str]:
+    """A random order in which every letter stands before its parent."""
+    waiting = dict.fromkeys(parent, 0)
+    for letter, above in parent.items():
+        waiting[above] += letter != above
+    ready = [letter for letter in parent if not waiting[letter]]
+    order = []
+    while ready:
+        letter = ready.pop(source.randrange(len(ready)))
+        order.append(letter)
+        above = parent[letter]
+        if above != letter:
+            waiting[above] -= 1
+            if not waiting[above]:
+                ready.append(above)
+    return order
+
+
+def _sum(source: random.Random, hardest: int) -> Iterator[tuple[str, int]]:
+    """Lines of digits; a line of n digits is 2n + 2 tokens, and the lines fill `_SUM_ROOM`."""
+    yield "sum:\n", 0
+    room = _SUM_ROOM
+    while room:
+        fits = [n for n in range(2, hardest + 2) if 2 * n + 2 == room or 2 * n + 2 <= room - 6]
+        digits = [source.randrange(10) for _ in range(source.choice(fits))]
+        room -= 2 * len(digits) + 2
+        yield "+".join(map(str, digits)) + "=", 0
+        yield str(sum(digits) % 10), len(digits) - 1
+        yield "\n", 0
+
+
+KINDS: dict[str, Callable[[random.Random, int], Iterator[tuple[str, int]]]] = {"chain": _chain, "sum": _sum}
