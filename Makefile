@@ -1,0 +1,53 @@
+# Set-up, demo, tests and checks. Needs Python >= 3.11, git and make; everything else is installed into $(VENV).
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+EXTRAS := demo,serve,hf,eval,dev
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Side by side with other work, one OpenMP thread is several times faster than two.
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: setup demo test test-all check bench docs gpu study figures clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Loopwise needs Python >= 3.11; set PYTHON=") if sys.version_info < (3, 11) else 0'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing torch (once; large)"
+	@$(PIP) torch==2.13.0
+	@echo "installing loopwise with the extras $(EXTRAS)"
+	@$(PIP) torch==2.13.0 -e '.[$(EXTRAS)]'
+	@touch $@
+
+demo: setup  ## the main job on the embedded checkpoint; writes build/demo/report.html
+	$(BIN)/loopwise demo --out build/demo
+
+test: setup  ## everything quick, README blocks included
+	$(BIN)/python -m pytest tests
+
+test-all: setup  ## slow tests too
+	$(BIN)/python -m pytest tests -m "not gpu"
+
+check: setup  ## style, types, import layers
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+bench: setup  ## every benchmark with its baselines; records under benchmarks/results
+	bash benchmarks/run.sh $(BIN)/loopwise
+
+docs: setup  ## check that every link and file name in the documentation exists
+	$(BIN)/python -m pytest tests/unit/test_repository.py
+
+gpu: setup  ## at most eight minutes on one CUDA device
+	bash benchmarks/gpu.sh
+
+study: setup  ## the whole study on what the repository ships; writes docs/study
+	$(BIN)/loopwise study tiny tiny-mean4 --text factbook=factbook --text puzzles=puzzles --out docs/study
+
+clean:
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis
