@@ -4,8 +4,13 @@ import random
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from loopwise.data.tokenizer import Tokenizer
+
+# Machines are slow and shared: no example may fail for its time, and thirty say enough here.
+settings.register_profile("data", deadline=None, max_examples=30)
+settings.load_profile("data")
 
 SENTENCE = "the river runs past an old stone house where seven people keep bees and sell honey"
 

@@ -21,7 +21,7 @@ def write(folder: Path, documents: list[list[int]], *, vocab_size: int = 100, sh
     return TokenShards(folder, tokenizer_sha256="t" * 64)
 
 
-@settings(max_examples=40)  # each one syncs files to disk
+@settings(max_examples=15)  # each one syncs files to disk
 @given(st.lists(st.lists(st.integers(0, 69_999), max_size=9), max_size=9), st.integers(1, 12), st.data())
 def test_round_trip(
     tmp_path_factory: pytest.TempPathFactory, documents: list[list[int]], cut: int, data: st.DataObject
