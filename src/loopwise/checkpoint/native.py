@@ -87,12 +87,13 @@ def _find(name: str) -> Path:
     if path.exists():
         raise InputError(f"checkpoint '{name}' is a file: give the folder that holds config.json and model.safetensors")
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
-        return _fetch(name)
+        return fetch(name)
     known = ", ".join(n for n in EMBEDDED if (ASSETS / n).is_dir())
     raise InputError(f"checkpoint '{name}' does not exist: give a folder, a hub id org/name, or one of: {known}")
 
 
-def _fetch(name: str) -> Path:
+def fetch(name: str) -> Path:
+    """Download a checkpoint from the hub (weights, configuration, tokenizer; never code); raises `InputError`."""
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
@@ -137,6 +138,12 @@ def _expected(model: RecurrentLM) -> dict[str, Tensor]:
     return state
 
 
+def expected_shapes(config: ModelConfig) -> dict[str, torch.Size]:
+    """Names and shapes of the tensors in a native weights file of this configuration."""
+    with torch.device("meta"):
+        return {name: tensor.shape for name, tensor in _expected(RecurrentLM(config)).items()}
+
+
 def _read(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
@@ -174,6 +181,11 @@ def save(
         shutil.copyfile(tokenizer, temporary / "tokenizer.json")
     if manifest:
         write_json(temporary / "manifest.json", manifest)
+    return replace_folder(temporary, folder)
+
+
+def replace_folder(temporary: Path, folder: Path) -> Path:
+    """Put a finished folder in the place of `folder`, which is replaced whole or not at all."""
     sync_folder(temporary)
     if folder.exists():
         retired = folder.with_name(f".{folder.name}.retired")
