@@ -1,0 +1,24 @@
+"""For every test: shape annotations are checked, warnings are errors, examples have no deadline."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from jaxtyping import install_import_hook
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+install_import_hook("loopwise", "beartype.beartype").__enter__()
+
+# Machines are slow and shared: no example may fail for its time.
+settings.register_profile("loopwise", deadline=None, max_examples=40)
+settings.load_profile("loopwise")
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real corpora and golden files; tests that need it skip where it is absent."""
+    folder = Path(os.environ.get("LOOPWISE_SHARED", Path(__file__).parents[2] / "shared"))
+    if not folder.is_dir():
+        pytest.skip("the shared folder of corpora and golden files is absent (set LOOPWISE_SHARED)")
+    return folder

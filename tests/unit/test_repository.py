@@ -1,0 +1,54 @@
+"""The repository itself: links resolve, no machine leaks into it, the package stays small."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TEXT = {".md", ".py", ".toml", ".txt", ".sh", ".yaml", ".yml", ".cff", ".html", ".js", ".css", ".json", ""}
+
+
+def tracked() -> list[Path]:
+    run = subprocess.run(["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True)
+    if run.returncode:
+        pytest.skip("not a git checkout")
+    return [ROOT / name for name in run.stdout.splitlines() if (ROOT / name).is_file()]
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])], ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_links_resolve(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"", page.read_text("utf-8")):
+        link = (target[0] or target[1]).split("#")[0]
+        if link and not re.match(r"[a-z]+:", link):
+            assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+def test_no_path_of_a_workplace():
+    """Absolute paths of the machine this was written on, and package hosts, have no place in the project."""
+    bad = re.compile(r"/wo" + r"rk/(main|shared|\.library)|/root/|/tmp/lw|--(extra-)?index-url|farm-(bench|studio)")
+    found = []
+    for path in tracked():
+        if path.suffix in TEXT and path.stat().st_size < 2_000_000 and "golden" not in path.parts:
+            found += [f"{path.relative_to(ROOT)}: {m[0]}" for m in bad.finditer(path.read_text("utf-8", "ignore"))]
+    assert not found
+
+
+def test_modules_can_be_read_in_one_sitting():
+    long = {str(p.relative_to(ROOT)): n for p in ROOT.glob("src/**/*.py") if (n := len(p.read_text().splitlines())) > 330}
+    assert not long
+
+
+def test_nothing_is_unpickled():
+    """safetensors only: no loader that can execute code."""
+    bad = re.compile(r"\b(torch\.load|pickle\.load|pickle\.loads|joblib\.load|allow_pickle=True)\b")
+    assert not [p.name for p in ROOT.glob("src/**/*.py") if bad.search(p.read_text("utf-8"))]
+
+
+def test_every_make_target_named_in_the_documents_exists():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
+        assert set(re.findall(r"`make ([a-z-]+)`", page.read_text("utf-8"))) <= targets, page.name
