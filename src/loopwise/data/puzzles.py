@@ -2,8 +2,11 @@
 
 | kind | text | difficulty of an answer |
 |---|---|---|
-| `chain` | 41 pairs of letters: first links (`q z` says q points to z; an end points to itself), after the `;` questions | links to follow from the asked letter to its end |
+| `chain` | 41 pairs of letters: links, `;`, questions | links to follow from the asked letter to its end |
 | `sum` | lines such as `3+5+9=7`: the last digit of the sum | additions |
+
+In `chain` the link `q z` says that q points to z, and an end points to itself; the question `q b` says that the end
+which q leads to is b.
 
 `chain` gives no other way to the answer: a link always stands before the link that it leads to, so an earlier position
 cannot have followed it already; deeper questions are asked first, so no answer given before lies on a later path; and
@@ -16,7 +19,7 @@ cut from the stream are whole puzzles.
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from loopwise.config import InputError, nearest
 
@@ -53,6 +56,7 @@ class Label(NamedTuple):
     difficulty: int
 
 
+@runtime_checkable
 class Encodes(Protocol):
     """What `labelled_tokens` needs of a tokenizer (`data.tokenizer.Tokenizer`)."""
 
@@ -95,6 +99,26 @@ def labelled_tokens(tokenizer: Encodes, found: Sequence[Puzzle]) -> list[Label]:
             if place in ends:
                 labels.append(Label(number, index, ends[place].kind, ends[place].difficulty))
     return labels
+
+
+def puzzle_documents(name: str) -> Iterator[str]:
+    """Texts of `puzzles[:LOW-HIGH[:COUNT[:SEED]]]`: document i has max_difficulty LOW + i mod (HIGH - LOW + 1).
+
+    Without options: 400 held-out chain puzzles of 4 to 10 hops, of a seed that no recipe trains on.
+    """
+    parts = name.split(":")[1:]
+    try:
+        low, high = (int(side) for side in (parts[0] if parts else "4-10").split("-"))
+        count, seed = (int(part) for part in [*parts[1:3], *("400", str(HELD_OUT_SEED))[len(parts[1:3]) :]])
+        if len(parts) > 3 or not 1 <= low <= high <= MAX_DIFFICULTY or count < 1:
+            raise ValueError
+    except ValueError:
+        raise InputError(
+            f"text '{name}' is no puzzle source: use puzzles[:LOW-HIGH[:COUNT[:SEED]]], difficulties 1 to "
+            f"{MAX_DIFFICULTY}, for example puzzles:1-8:1000:0"
+        ) from None
+    for index in range(count):
+        yield puzzle_text(seed, index, max_difficulty=low + index % (high - low + 1)).text
 
 
 class _Forest(NamedTuple):

@@ -8,6 +8,7 @@
 | a folder | all of these below it, in order of their paths |
 | `hub:org/name[:config][:split]` | the column `text`, streamed through `datasets` (split `train` unless named) |
 | `factbook`, `factbook:train`, `factbook:all` | held-out profiles of the demo's text, the others, both |
+| `puzzles`, `puzzles:LOW-HIGH:COUNT:SEED` | held-out puzzles of `data/puzzles.py`, or others |
 
 Blank documents are skipped; a source without any other is refused. Nothing is held but the current document.
 All errors are `InputError`s that name the file, the line where there is one, and the remedy.
@@ -22,11 +23,12 @@ from pathlib import Path
 
 from loopwise.config import InputError, nearest
 from loopwise.data import factbook
+from loopwise.data.puzzles import puzzle_documents
 from loopwise.data.split import HOLDOUT, Split, in_split
 
 LONG = 1 << 14  # characters after which a .txt file is cut at a blank line; at any line end, or space, at 4 times that
-NAMES = ("factbook", "factbook:train", "factbook:all")
-_FORMATS = "a .txt, .jsonl, .jsonl.gz or .parquet file, a folder of those, hub:org/name[:config][:split], or factbook"
+NAMES = ("factbook", "factbook:train", "factbook:all", "puzzles")
+_FORMATS = "a .txt, .jsonl(.gz) or .parquet file, a folder of those, hub:org/name[:config][:split], factbook or puzzles"
 
 
 def documents(sources: Sequence[str], *, split: Split = "all", holdout: float = HOLDOUT) -> Iterator[str]:
@@ -53,9 +55,11 @@ def iter_documents(source: str, *, split: Split = "all", holdout: float = HOLDOU
 
 
 def _open(source: str) -> Iterator[str]:
-    if source in NAMES:
+    if source in NAMES and source.startswith("factbook"):
         wanted: Split = {"factbook": "valid", "factbook:train": "train"}.get(source, "all")  # type: ignore[assignment]
         return (text for text in factbook.profiles() if in_split(text, wanted))
+    if source == "puzzles" or source.startswith("puzzles:"):
+        return puzzle_documents(source)
     if source.startswith("hub:"):
         return _hub(source)
     path = Path(source).expanduser()
