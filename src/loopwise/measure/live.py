@@ -14,9 +14,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from loopwise.config import InputError
 from loopwise.exit.policy import Policy
-from loopwise.exit.signals import Look, Probe
+from loopwise.exit.signals import Look, Probe, require
 from loopwise.measure.replay import Outcome, checks_signal, reads_out, recorded_depths
 from loopwise.measure.trace import Progress
 from loopwise.measure.windows import Batch, Windows
@@ -43,15 +42,22 @@ class BatchedCache:
         self.keys = [torch.zeros(n, *size, dtype=weight.dtype, device=weight.device) for n in planes]
         self.values = [torch.zeros_like(keys) for keys in self.keys]
         self.position, self.depth = 0, 0
+        self.windows: tuple[int, ...] = ()
         self.rows: Tensor = torch.arange(windows, device=weight.device)
         self.whole = windows  # rows are 0..whole-1 in order, or 0 if they are not
         self.positions, self.turn = torch.zeros(0, dtype=torch.long), torch.zeros(0)
 
-    def at(self, rows: Int[Tensor, "rows"], whole: int, depth: int, turn: Tensor) -> "BatchedCache":
-        """Point at the windows of the next call; `turn` holds the rotary angles of the position, one row."""
-        self.rows, self.whole, self.depth = rows, whole, depth
+    def at(
+        self, rows: Int[Tensor, "rows"], depth: int, turn: Float[Tensor, "two active columns"] | None = None
+    ) -> "BatchedCache":
+        """Point at the windows of the next call. `turn` is what the prelude set for all active windows (the first
+        `turn.shape[1]` ones); none before the prelude."""
+        self.rows, self.depth = rows, depth
         self.positions = torch.full_like(rows, self.position)
-        self.turn = turn.expand(-1, len(rows), -1)
+        active = len(rows) if turn is None else turn.shape[1]
+        self.whole = active if len(rows) == active else 0
+        if turn is not None:
+            self.turn = turn if self.whole else turn[:, rows]
         return self
 
     def attend(
@@ -65,12 +71,13 @@ class BatchedCache:
         plane = self.layout.write(self.depth) if self.depth else 0
         self.keys[layer][plane, self.rows, :, self.position] = k
         self.values[layer][plane, self.rows, :, self.position] = v
-        keys, values = self._read(self.keys[layer][plane]), self._read(self.values[layer][plane])
+        first = max(0, self.position + 1 - self.windows[layer]) if self.windows and self.windows[layer] else 0
+        keys, values = (self._read(cache[layer][plane], first) for cache in (self.keys, self.values))
         out = F.scaled_dot_product_attention(q[:, :, None], keys, values, enable_gqa=q.shape[1] != k.shape[1])
         return out[:, :, 0]
 
-    def _read(self, plane: Float[Tensor, "windows kv time width"]) -> Float[Tensor, "rows kv past width"]:
-        past = plane[:, :, : self.position + 1]
+    def _read(self, plane: Float[Tensor, "windows kv time width"], first: int) -> Float[Tensor, "rows kv past width"]:
+        past = plane[:, :, first : self.position + 1]
         return past[: self.whole] if self.whole else past.index_select(0, self.rows)
 
     def settle(self, rows: Int[Tensor, "rows"], depth: int) -> None:
@@ -97,7 +104,9 @@ class _Rows(NamedTuple):
     recorded: Tensor | None
 
     def keep(self, mask: Bool[Tensor, "rows"]) -> "_Rows":
-        return _Rows(*(None if x is None else x[mask] for x in self))
+        recorded = None if self.recorded is None else self.recorded[mask]
+        log_probs = None if self.log_probs is None else self.log_probs[mask]
+        return _Rows(*(x[mask] for x in self[:6]), log_probs, recorded)  # type: ignore[misc]
 
 
 @torch.inference_mode()
@@ -117,8 +126,7 @@ def live(
     the model, a probe policy without a probe, or an unknown layout raises `InputError`.
     """
     policy = policy.bind(model.config.max_depth)
-    if policy.signal == "probe" and probe is None:
-        raise InputError(f"policy '{policy}': this checkpoint has no probe.safetensors: choose another signal")
+    require(policy, policy.reads, probe)
     chosen, recorded = kv_layout(layout), recorded_depths(policy, windows.num_tokens)
     found = Outcome(
         np.empty(windows.num_tokens, dtype=np.float32), *(np.zeros(windows.num_tokens, dtype=np.int64) for _ in "1234")
@@ -172,16 +180,15 @@ class _Run:
         model, cache = self.model, self.cache
         cache.position = position
         window = torch.arange(active, device=cache.rows.device)
-        turn = model.rotary(torch.tensor([position], device=window.device))
-        e = model.prelude(self.batch.tokens[:active, position], cache.at(window, active, 0, turn))
-        state = model.init_state(e, cache)
+        e = model.prelude(self.batch.tokens[:active, position], cache.at(window, 0))
+        turn, state = cache.turn, model.init_state(e, cache)
         recorded = None if self.recorded is None else self.recorded[place].to(window.device)
         live = _Rows(window, e, state, state, state, self.rule.init(active, window.device), None, recorded)
         depth = readouts = checks = 0
         late: list[tuple[Tensor, Tensor]] = []  # left without a readout of their exit state: window, state
         while len(live.window):
             depth += 1
-            live, logits, leave = self._pass(live, depth, active, turn)
+            live, logits, leave = self._pass(live, depth, turn)
             readouts += logits is not None
             checks += checks_signal(self.rule, self.signal, depth)
             gone = live.window[leave]
@@ -197,18 +204,16 @@ class _Run:
         if late:
             gone, state = (torch.cat(parts) for parts in zip(*late, strict=True))
             order = gone.argsort()
-            logits = self._read(gone[order], state[order], active, turn)
+            logits = self._read(gone[order], state[order], turn)
             self._score(logits, gone[order], position, place, found)
 
-    def _pass(self, live: _Rows, depth: int, active: int, turn: Tensor) -> tuple[_Rows, Tensor | None, Tensor]:
+    def _pass(self, live: _Rows, depth: int, turn: Tensor) -> tuple[_Rows, Tensor | None, Tensor]:
         """One core pass of the live rows: their new states, the logits if the rule has them read, and who leaves."""
-        whole = active if len(live.window) == active else 0
-        ctx = self.cache.at(live.window, whole, depth, turn)
-        state = self.model.core(live.state, live.e, ctx)
+        state = self.model.core(live.state, live.e, self.cache.at(live.window, depth, turn))
         live = live._replace(state=state, prev=live.state, prev2=live.prev)
         before, logits = live.log_probs, None
         if reads_out(self.rule, self.signal, depth):
-            logits = self._read(live.window, state, active, turn)
+            logits = self._read(live.window, state, turn)
             live = live._replace(log_probs=logits.log_softmax(-1))
         value = live.recorded
         if self.signal and checks_signal(self.rule, self.signal, depth):
@@ -217,9 +222,8 @@ class _Run:
         leave, carry = self.rule.step(value, depth, live.carry)
         return live._replace(carry=carry), logits, leave
 
-    def _read(self, window: Tensor, state: Tensor, active: int, turn: Tensor) -> Float[Tensor, "rows vocab"]:
-        whole = active if len(window) == active else 0
-        return self.model.coda(state, self.cache.at(window, whole, 0, turn))
+    def _read(self, window: Tensor, state: Tensor, turn: Tensor) -> Float[Tensor, "rows vocab"]:
+        return self.model.coda(state, self.cache.at(window, 0, turn))
 
     def _score(self, logits: Tensor, window: Tensor, position: int, place: np.ndarray, found: Outcome) -> None:
         at = place[window.cpu().numpy()]

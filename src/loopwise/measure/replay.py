@@ -93,22 +93,19 @@ def reads_out(rule: Rule, signal: Signal | None, depth: int) -> bool:
     return rule.checks_at(depth) or (signal.readouts > 1 and rule.checks_at(depth + 1))
 
 
-def mean_flops(outcome: Outcome, policy: Policy, cost: Cost, position: Int[np.ndarray, "tokens"]) -> float:
-    """FLOPs per token, every readout and check included; attention over the keys that each token really has."""
+def token_flops(
+    outcome: Outcome, policy: Policy, cost: Cost, position: Int[np.ndarray, "tokens"]
+) -> Float[np.ndarray, "tokens"]:
+    """FLOPs of each token, every readout and check included; attention over the keys that the token really has."""
     config, signal = cost.config, policy.reads
     each = signal.flops(config.d_model, config.vocab_size) if signal else 0
-    spent_by_token = cost.flops(
-        outcome.depth,  # type: ignore[arg-type]  (plain arithmetic: arrays work)
+    # Cost.flops is plain arithmetic, so arrays pass through it.
+    return cost.flops(  # type: ignore[return-value]
+        outcome.depth,  # type: ignore[arg-type]
         keys=position + 1,  # type: ignore[arg-type]
         readouts=outcome.readouts,  # type: ignore[arg-type]
         check_flops=outcome.checks * each,  # type: ignore[arg-type]
     )
-    return float(np.mean(spent_by_token))
-
-
-def fixed_flops(depth: float, cost: Cost, position: Int[np.ndarray, "tokens"]) -> float:
-    """FLOPs per token of uniform depth."""
-    return cost.flops(depth, keys=float(np.mean(position + 1)))
 
 
 def threshold_grid(found: Trace, signal: str, *, size: int, last: int, first: int) -> list[float]:

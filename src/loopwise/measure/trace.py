@@ -23,7 +23,7 @@ from jaxtyping import Float, Num
 from torch import Tensor
 
 from loopwise.config import InputError
-from loopwise.exit.signals import SIGNALS, Look, Probe
+from loopwise.exit.signals import SIGNALS, Look, Probe, supported
 from loopwise.measure.windows import Batch, Windows
 from loopwise.model.context import DenseCausal
 from loopwise.model.recurrent import RecurrentLM
@@ -76,6 +76,15 @@ class Trace:
         """Whether a signal can be replayed."""
         return signal in self.columns or (signal in DERIVED and "top1" in self.columns)
 
+    def rows(self, chosen: np.ndarray) -> "Trace":
+        """The trace of some of the tokens (a mask or row numbers)."""
+        return Trace(
+            columns={name: values[:, chosen] for name, values in self.columns.items()},
+            index={name: values[chosen] for name, values in self.index.items()},
+            max_depth=self.max_depth,
+            digest=self.digest,
+        )
+
     def correct(self, depth: int) -> np.ndarray:
         """Whether the readout's first choice is the true next token."""
         return self.columns["top1"][depth - 1] == self.index["target"]
@@ -104,13 +113,13 @@ def trace(
     batch_tokens: int = BATCH_TOKENS,
     progress: Progress = lambda tokens: None,
 ) -> Trace:
-    """Record `signals` (default: all that need no probe, and `probe` if one is given), loss and top-1 id.
+    """Record `signals` (default: all that need no fitted tensors, and those that `probe` has the tensors for), loss and top-1 id.
 
     `progress` is told how many more tokens are done. Depths beyond the model's raise `InputError`.
     """
     check_depth("max-depth", max_depth, model)
     wanted = [name for name in (SIGNALS if signals is None else signals) if name not in DERIVED]
-    wanted = [name for name in wanted if name != "probe" or probe is not None]
+    wanted = [name for name in wanted if supported(name, probe)]
     columns = _allocate([*BASE, *wanted], max_depth, windows.num_tokens)
     device = model.embedding.weight.device
     for batch in windows.batches(batch_tokens, device):
@@ -149,13 +158,13 @@ def _readouts(
 ) -> None:
     """Loss, top-1 and signals of the output, a slice of rows at a time through all depths, in fp32."""
     read = [SIGNALS[name] for name in wanted if SIGNALS[name].readouts]
-    targets, head = batch.targets[batch.valid], model.head.weight
-    size = max(16, READOUT_VALUES // head.shape[0])
+    targets = batch.targets[batch.valid]
+    size = max(16, READOUT_VALUES // model.config.vocab_size)
     for start in range(0, len(targets), size):
         part = slice(start, start + size)
         rows, before = batch.rows[part], None
         for i in range(len(hidden)):
-            log_probs = F.linear(hidden[i, part], head).float().log_softmax(-1)
+            log_probs = model.logits(hidden[i, part]).log_softmax(-1)
             look = Look(hidden[i, part], hidden[i, part], None, log_probs, before)
             values = {s.name: s.value(look, i + 1, None) for s in read if i + 1 >= s.first_depth}
             values["nll"] = -log_probs.gather(1, targets[part, None])[:, 0]
@@ -171,14 +180,14 @@ def fixed_depth_nll(
 ) -> Float[np.ndarray, "tokens"]:
     """Loss of every token at one uniform depth: the `nll` row of a trace, with a single readout."""
     check_depth("depth", depth, model)
-    found, head = np.empty(windows.num_tokens, dtype=np.float32), model.head.weight
-    size = max(16, READOUT_VALUES // head.shape[0])
-    for batch in windows.batches(BATCH_TOKENS, head.device):
+    found = np.empty(windows.num_tokens, dtype=np.float32)
+    size = max(16, READOUT_VALUES // model.config.vocab_size)
+    for batch in windows.batches(BATCH_TOKENS, model.embedding.weight.device):
         state, ctx = next((p.state, p.ctx) for p in passes(model, batch.tokens, depth) if p.depth == depth)
         hidden, targets = model.hidden(state, ctx)[batch.valid], batch.targets[batch.valid]
         for start in range(0, len(targets), size):
             part = slice(start, start + size)
-            logits = F.linear(hidden[part], head).float()
+            logits = model.logits(hidden[part])
             found[batch.rows[part]] = F.cross_entropy(logits, targets[part], reduction="none").cpu().numpy()
         progress(len(batch.rows))
     return found
@@ -197,7 +206,7 @@ def _allocate(names: list[str], depth: int, tokens: int) -> dict[str, np.ndarray
     for name in names:
         kind: Any = np.int32 if name == "top1" else np.float32
         if on_disk:
-            file = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the mapping)
+            file = tempfile.TemporaryFile()
             columns[name] = np.memmap(file, dtype=kind, mode="w+", shape=(depth, tokens))
         else:
             columns[name] = np.empty((depth, tokens), dtype=kind)

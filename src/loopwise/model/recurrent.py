@@ -156,7 +156,11 @@ class RecurrentLM(nn.Module):
 
     def coda(self, s: Float[Tensor, "*rows d"], ctx: Context) -> Float[Tensor, "*rows vocab"]:
         """Readout: fp32 logits of a state. The head runs in the dtype of its weights."""
-        logits, cap = F.linear(self.hidden(s, ctx), self.head.weight).float(), self.config.logit_softcap
+        return self.logits(self.hidden(s, ctx))
+
+    def logits(self, hidden: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows vocab"]:
+        """The head alone: fp32 logits of what `hidden` returned."""
+        logits, cap = F.linear(hidden, self.head.weight).float(), self.config.logit_softcap
         return cap * torch.tanh(logits / cap) if cap else logits
 
     def forward(
