@@ -150,7 +150,7 @@ class ModelConfig:
             raise InputError(f"{source}: missing key '{missing[0]}': add it")
         for key, value in values.items():
             _check_type(source, key, value, fields[key].type)
-        return cls(**values)
+        return cls(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
 
     @classmethod
     def load(cls, path: Path) -> "ModelConfig":

@@ -8,7 +8,7 @@ import json
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -45,6 +45,7 @@ class Facts(NamedTuple):
         return torch.Size(self.shape).numel() * DTYPES[self.dtype].itemsize
 
 
+@runtime_checkable
 class Tensors(Protocol):
     """Named tensors that are read when asked for."""
 

@@ -8,7 +8,7 @@ processes share it: process `rank` takes rows rank, rank + world_size, and so on
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ _ORDER, _ROWS, _SHARE = 1, 2, 3  # domains of the seed, so that no two uses shar
 Weights = Callable[[np.ndarray], np.ndarray]
 
 
+@runtime_checkable
 class Tokens(Protocol):
     """A token stream; `TokenShards` is one."""
 

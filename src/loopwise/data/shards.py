@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -81,7 +81,7 @@ class ShardWriter:
         self._temporary = folder.with_name(f".{folder.name}.writing")
         self._file: BinaryIO | None = None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "ShardWriter":
         if self.folder.exists() and not _replaceable(self.folder):
             raise InputError(f"folder '{self.folder}' holds other files: choose an empty or new folder")
         try:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -44,7 +44,7 @@ class Tokenizer:
             raise InputError(f"{name}: has no token '{eos}': name an end-of-document token that it has")
 
     @classmethod
-    def load(cls, path: Path | str) -> Self:
+    def load(cls, path: Path | str) -> "Tokenizer":
         """Read `tokenizer.json` (or a folder that holds it). A missing or damaged file raises `InputError`."""
         path = Path(path).expanduser()
         file = path / "tokenizer.json" if path.is_dir() else path
@@ -57,7 +57,7 @@ class Tokenizer:
         return cls(data, name=str(file), eos=_eos_beside(file))
 
     @classmethod
-    def train(cls, texts: Iterable[str], *, vocab_size: int = 4096, name: str = "tokenizer") -> Self:
+    def train(cls, texts: Iterable[str], *, vocab_size: int = 4096, name: str = "tokenizer") -> "Tokenizer":
         """Train a byte-level BPE with one token per digit; `SPECIALS` come first (end of document is id 0).
 
         Text that yields fewer merges than asked for gives a smaller vocabulary. Empty text or a `vocab_size` below

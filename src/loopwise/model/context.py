@@ -7,7 +7,7 @@ queries, keys and values of one layer for the rows of this call and returns the 
 the engine lives with the engine.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
+@runtime_checkable
 class Context(Protocol):
     """What the model needs from a backend."""
 

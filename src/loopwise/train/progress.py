@@ -4,12 +4,13 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 
+@runtime_checkable
 class Tracker(Protocol):
     """Where metrics go. `log` gets plain numbers or lists of numbers by name."""
 
@@ -40,9 +41,15 @@ class Bar:
     """Loss, tokens/s, depth and ETA on stderr; silent when stderr is no terminal or `quiet`."""
 
     def __init__(self, total: int, done: int, quiet: bool) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
-                   TimeElapsedColumn(), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
         shown = not quiet and sys.stderr.isatty()
+        self.quiet = quiet
         self.progress = Progress(*columns, console=Console(stderr=True), disable=not shown)
         self.task = self.progress.add_task("training", total=total, completed=done)
         self.progress.start()
@@ -53,7 +60,8 @@ class Bar:
 
     def say(self, text: str) -> None:
         """A line above the bar (also shown when the bar is not, unless quiet)."""
-        self.progress.console.print(text, highlight=False, markup=False)
+        if not self.quiet:
+            self.progress.console.print(text, highlight=False, markup=False)
 
     def close(self) -> None:
         self.progress.stop()

@@ -1,7 +1,7 @@
 """Validation while training: loss at several depths, successive KL, convergence depth and signs of collapse."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from loopwise.model.recurrent import RecurrentLM
 EPSILON = 1e-3  # nats: a token has converged once every later successive KL stays below this
 
 
+@runtime_checkable
 class Batches(Protocol):
     """Where windows come from: a pure function of the step."""
 
@@ -55,9 +56,7 @@ def _rounded(by_depth: Mapping[int, float]) -> dict[str, float]:
 
 
 @torch.no_grad()
-def validate(
-    model: RecurrentLM, sets: Mapping[str, HeldOut], depths: Sequence[int], num_batches: int
-) -> Validation:
+def validate(model: RecurrentLM, sets: Mapping[str, HeldOut], depths: Sequence[int], num_batches: int) -> Validation:
     """Run `num_batches` batches of every set once to the deepest of `depths`."""
     main = max(sets, key=lambda name: sets[name].weight)
     watch = _Watched()
