@@ -7,7 +7,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TEXT = {".md", ".py", ".toml", ".txt", ".sh", ".yaml", ".yml", ".cff", ".html", ".js", ".css", ".json", ""}
+# Each with an empty group after its first letters, so that this file does not contain what it looks for.
+FORBIDDEN = (
+    r"(?<![\w.~])/wo()rk/",
+    r"(?<![\w.~])/ro()ot/",
+    r"/tm()p/lw",
+    r"(?i:index[-_]u()rl)",
+    r"pyp()i\.org",
+    r"python()hosted",
+    r"download\.py()torch",
+    r"far()m-(bench|studio)",
+)
+TEXT = {"", *".md .py .toml .txt .cfg .sh .yaml .yml .cff .html .svg .js .css .json .jsonl".split()}
 
 
 def tracked() -> list[Path]:
@@ -18,7 +29,7 @@ def tracked() -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    "page", [p for p in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])], ids=lambda p: str(p.relative_to(ROOT))
+    "page", sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]), ids=lambda p: str(p.relative_to(ROOT))
 )
 def test_links_resolve(page):
     for target in re.findall(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"", page.read_text("utf-8")):
@@ -29,7 +40,7 @@ def test_links_resolve(page):
 
 def test_no_path_of_a_workplace():
     """Absolute paths of the machine this was written on, and package hosts, have no place in the project."""
-    bad = re.compile(r"/wo" + r"rk/(main|shared|\.library)|/root/|/tmp/lw|--(extra-)?index-url|farm-(bench|studio)")
+    bad = re.compile("|".join(FORBIDDEN))
     found = []
     for path in tracked():
         if path.suffix in TEXT and path.stat().st_size < 2_000_000 and "golden" not in path.parts:
@@ -38,8 +49,8 @@ def test_no_path_of_a_workplace():
 
 
 def test_modules_can_be_read_in_one_sitting():
-    long = {str(p.relative_to(ROOT)): n for p in ROOT.glob("src/**/*.py") if (n := len(p.read_text().splitlines())) > 330}
-    assert not long
+    lines = {str(p.relative_to(ROOT)): len(p.read_text("utf-8").splitlines()) for p in ROOT.glob("src/**/*.py")}
+    assert not {name: n for name, n in lines.items() if n > 330}
 
 
 def test_nothing_is_unpickled():
