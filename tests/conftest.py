@@ -1,6 +1,7 @@
 """For every test: shape annotations are checked, warnings are errors, examples have no deadline."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import settings
 from jaxtyping import install_import_hook
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-install_import_hook("loopwise", "beartype.beartype").__enter__()
+sys.path.insert(0, str(Path(__file__).parent))
+install_import_hook("loopwise", "typechecker.check").__enter__()
 
 # Machines are slow and shared: no example may fail for its time.
 settings.register_profile("loopwise", deadline=None, max_examples=40)
