@@ -9,12 +9,11 @@ In `chain` the link `q z` says that q points to z, and an end points to itself; 
 which q leads to is b.
 
 `chain` gives no other way to the answer: a link always stands before the link that it leads to, so an earlier position
-cannot have followed it already; deeper questions are asked first, so no answer given before lies on a later path; and
-all ends are equally frequent among the pairs that a reader could count (each is written once as an end), so that
-guessing scores 1 / ends. Every puzzle is a pure function of (seed, index, options).
+cannot have followed it already; deeper questions are asked first, so no letter answered before lies on a later path;
+and guessing an end scores about 1 / ends. Every puzzle is a pure function of (seed, index, options).
 
-With the shipped tokenizer a puzzle and its end-of-document token are exactly `TOKENS` tokens, so windows of that size
-cut from the stream are whole puzzles.
+With the shipped tokenizer a `chain` puzzle and its end-of-document token are exactly `TOKENS` tokens, so windows of
+that size cut from the stream are whole puzzles; `sum` puzzles are a little shorter.
 """
 
 import random
@@ -28,7 +27,6 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 MAX_DIFFICULTY = 12
 HELD_OUT_SEED = 1_000_003  # training sets are written with small seeds
 _PAIRS = 41  # pairs of a chain puzzle: (TOKENS - 4 for the heading - 1 for the end) / 3
-_SUM_ROOM = 122  # tokens for the lines of a sum puzzle
 
 
 class Span(NamedTuple):
@@ -131,8 +129,15 @@ class _Forest(NamedTuple):
 
 def _chain(source: random.Random, hardest: int) -> Iterator[tuple[str, int]]:
     """Pieces of text and the difficulty of those that are answers (0 for the rest)."""
-    ends = source.choice((3, 5, 7, 9, 11) if hardest <= 2 else (3, 5, 7) if hardest <= 4 else (3, 5))
-    forest = _forest(source, hardest, ends, letters=(_PAIRS + ends) // 2)
+    if hardest == 1:  # four small ones, so that the first hop is found over short distances
+        for letters, ends in ((6, 3), (6, 3), (6, 3), (7, 4)):
+            yield from _links_and_questions(source, _forest(source, hardest, ends, letters))
+    else:
+        ends = source.choice((3, 5, 7, 9) if hardest == 2 else (3, 5, 7) if hardest <= 4 else (3, 5))
+        yield from _links_and_questions(source, _forest(source, hardest, ends, letters=(_PAIRS + ends) // 2))
+
+
+def _links_and_questions(source: random.Random, forest: _Forest) -> Iterator[tuple[str, int]]:
     links = _children_first(source, forest.parent)
     yield "chain:\n", 0
     for place, letter in enumerate(links):
@@ -181,12 +186,12 @@ def _children_first(source: random.Random, parent: dict[str, str]) -> list[str]:
 
 
 def _sum(source: random.Random, hardest: int) -> Iterator[tuple[str, int]]:
-    """Lines of digits; a line of n digits is 2n + 2 tokens, and the lines fill `_SUM_ROOM`."""
+    """Lines of two digits and more, until no further line fits into `TOKENS` tokens."""
     yield "sum:\n", 0
-    room = _SUM_ROOM
-    while room:
-        fits = [n for n in range(2, hardest + 2) if 2 * n + 2 == room or 2 * n + 2 <= room - 6]
-        digits = [source.randrange(10) for _ in range(source.choice(fits))]
+    room = TOKENS - 5  # heading of 4 tokens, end of document; a line of n digits takes 2n + 2
+    while room >= 6:
+        longest = min(hardest + 1, room // 2 - 1)
+        digits = [source.randrange(10) for _ in range(source.randint(2, longest))]
         room -= 2 * len(digits) + 2
         yield "+".join(map(str, digits)) + "=", 0
         yield str(sum(digits) % 10), len(digits) - 1

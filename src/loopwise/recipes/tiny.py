@@ -6,11 +6,11 @@ from loopwise.config import ModelConfig
 from loopwise.train.config import DataConfig, DepthConfig, Recipe, Source, TrainConfig
 
 SOURCES = (
-    Source(name="factbook", text="factbook:all", weight=0.20, final_weight=0.25),
-    Source(name="children", text="children.jsonl", weight=0.08, final_weight=0.10),
-    Source(name="openstax", text="openstax.jsonl", weight=0.12, final_weight=0.15),
-    Source(name="hop1", text="puzzles:1-1:12000:1", weight=0.50, final_weight=0.02),
-    Source(name="hop3", text="puzzles:2-3:24000:2", weight=0.10, final_weight=0.06),
+    Source(name="factbook", text="factbook:all", weight=0.18, final_weight=0.25),
+    Source(name="children", text="children.jsonl", weight=0.06, final_weight=0.10),
+    Source(name="openstax", text="openstax.jsonl", weight=0.10, final_weight=0.15),
+    Source(name="hop1", text="puzzles:1-1:12000:1", weight=0.60, final_weight=0.02),
+    Source(name="hop3", text="puzzles:2-3:24000:2", weight=0.06, final_weight=0.06),
     Source(name="hop10", text="puzzles:4-10:120000:3", weight=0.0, final_weight=0.42),
 )
 
@@ -18,16 +18,16 @@ SOURCES = (
 def tiny() -> Recipe:
     """1.2M parameters, one block per pass, mean depth 8."""
     model = ModelConfig(
-        vocab_size=4096, d_model=128, num_heads=4, d_ff=352, prelude_layers=1, core_layers=1, coda_layers=1, context=256,
-        embed_scale=11.3, max_depth=32, mean_depth=8.0,
+        vocab_size=4096, d_model=128, num_heads=4, d_ff=352, prelude_layers=1, core_layers=1, coda_layers=1,
+        context=256, embed_scale=11.3, max_depth=32, mean_depth=8.0,
     )
     train = TrainConfig(
-        tokens=30_000_000, batch_size=32, context=128, optimizer="muon", lr=4e-3, muon_lr=0.01, warmup_steps=50,
-        checkpoint_interval=250, eval_interval=2000, eval_batches=1, eval_depths=(1, 2, 4, 6, 8, 32), log_interval=20,
+        tokens=60_000_000, batch_size=32, context=128, optimizer="muon", lr=4e-3, muon_lr=0.01, warmup_steps=50,
+        checkpoint_interval=250, eval_interval=1000, eval_batches=1, eval_depths=(1, 2, 4, 6, 8, 32), log_interval=20,
         threads=1, compile=True, dtype="bfloat16",
     )
     depth = DepthConfig(mean=8.0, sigma=0.5, min=3, max=32)
-    return Recipe(name="tiny", model=model, train=train, depth=depth, data=DataConfig(sources=SOURCES, mix_steps=800))
+    return Recipe(name="tiny", model=model, train=train, depth=depth, data=DataConfig(sources=SOURCES, mix_steps=1200))
 
 
 def tiny_mean4() -> Recipe:
