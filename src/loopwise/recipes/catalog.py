@@ -5,6 +5,7 @@ from collections.abc import Callable
 from loopwise.config import InputError, nearest
 from loopwise.recipes.base_135m import base_135m, base_135m_stories
 from loopwise.recipes.micro import micro
+from loopwise.recipes.small import small
 from loopwise.recipes.tiny import tiny, tiny_mean4
 from loopwise.train.config import Recipe
 
@@ -12,6 +13,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "micro": micro,
     "tiny": tiny,
     "tiny-mean4": tiny_mean4,
+    "small": small,
     "base-135m": base_135m,
     "base-135m-stories": base_135m_stories,
 }
