@@ -33,7 +33,7 @@ def linear(label: str, values: Iterable[float], *, zero: bool = False, count: in
     """Linear axis over the finite values, with some air; `zero` keeps zero in."""
     lo, hi = _range(values)
     lo = min(lo, 0.0) if zero else lo
-    span = (hi - lo) or abs(hi) * 0.1 or 1.0
+    span = max(hi - lo, abs(hi) * 1e-6, abs(lo) * 1e-6, 1e-9)
     lo, hi = (lo if zero and lo == 0 else lo - pad * span), hi + pad * span
     return Axis(label=label, kind="linear", lo=lo, hi=hi, ticks=tuple(_nice(lo, hi, count)))
 

@@ -1,8 +1,9 @@
 """Figures of an allocation: quality against depth and against compute, and the savings at matched quality."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from loopwise.report.axis import Axis, depths, linear
 from loopwise.report.chart import Drawing, Panel, Series, draw, legend, panel
@@ -18,7 +19,7 @@ X_COST = "compute, checks included (reference = 1)"
 
 def frontier_figure(found: Allocation, tokens: int) -> Figure:
     """Loss against mean depth."""
-    series = _series(found, lambda p: p.mean_depth)
+    series = _series(found, _mean_depth) + _oracle(found)
     top = max((x for s in series for x, _ in s.points), default=2.0)
 
     def body(width: float) -> Drawing:
@@ -46,7 +47,7 @@ def frontier_figure(found: Allocation, tokens: int) -> Figure:
 
 def cost_frontier_figure(found: Allocation, tokens: int) -> Figure:
     """Loss against compute."""
-    series = _series(found, lambda p: p.cost_ratio)
+    series = _series(found, _cost_ratio)
     high = max((x for s in series for x, _ in s.points), default=1.0)
     x = linear(X_COST, [0.0, min(high, 2.0)], zero=True, count=6, pad=0.03)
 
@@ -117,27 +118,33 @@ def _near(found: Allocation) -> str:
     return f"within {found.tolerance:g} nats of" if found.tolerance else "at the loss of"
 
 
-def _series(found: Allocation, x: object) -> list[Series]:
-    assert callable(x)
-    curves = [_policy_series(one, x) for one in found.policies]
-    if found.oracle and x(_POINT) == _POINT.mean_depth:
-        o = found.oracle
-        tips = (f"oracle: loss {o.loss:.4f} at mean depth {o.mean_depth:.2f}",)
-        look = {"groups": ("p-oracle",), "name": "oracle (hindsight)", "colour": INK, "css": "s-oracle"}
-        curves.append(Series(points=[(o.mean_depth, o.loss)], marker="star", joined=False, size=13, tips=tips, **look))
-        curves += [Series(points=o.points, marker="", dotted=True, **look)] if len(o.points) > 1 else []
-    return [c for c in curves if c.points]
+def _mean_depth(p: Point) -> float | None:
+    return p.mean_depth
 
 
-_POINT = Point(threshold=0, mean_depth=1.0, loss=0, loss_ci=None, agreement=None, cost_ratio=2.0)
+def _cost_ratio(p: Point) -> float | None:
+    return p.cost_ratio
 
 
-def _policy_series(policy: Policy, x: object) -> Series:
-    assert callable(x)
+def _series(found: Allocation, x: Callable[[Point], float | None]) -> list[Series]:
+    return [s for s in (_policy_series(one, x) for one in found.policies) if s.points]
+
+
+def _oracle(found: Allocation) -> list[Series]:
+    """The hindsight oracle: a star where it comes as close as policies must, and its own frontier."""
+    o = found.oracle
+    if o is None:
+        return []
+    tips = (f"oracle: loss {o.loss:.4f} at mean depth {o.mean_depth:.2f}",)
+    look: dict[str, Any] = {"groups": ("p-oracle",), "name": "oracle (hindsight)", "colour": INK, "css": "s-oracle"}
+    star = Series(points=[(o.mean_depth, o.loss)], marker="star", joined=False, size=13.0, tips=tips, **look)
+    return [star] + ([Series(points=o.points, marker="", dotted=True, **look)] if len(o.points) > 1 else [])
+
+
+def _policy_series(policy: Policy, x: Callable[[Point], float | None]) -> Series:
     style = STYLES.get(policy.signal, OTHER)
-    pairs = [(x(p), p) for p in policy.points if x(p) is not None]
-    pairs.sort(key=lambda pair: pair[0])
-    replay = policy.mode == "replay"
+    pairs = sorted(((at, p) for p in policy.points if (at := x(p)) is not None), key=lambda pair: pair[0])
+    aside = policy.mode == "replay" and policy.signal != "depth"
     return Series(
         groups=_groups(policy),
         name=policy.label,
@@ -145,9 +152,9 @@ def _policy_series(policy: Policy, x: object) -> Series:
         colour=style.colour,
         css=style.css,
         marker=style.marker,
-        dashed=replay and policy.signal != "depth",
-        hollow=replay and policy.signal != "depth",
-        size=5.5 if replay else 6.5,
+        dashed=aside,
+        hollow=aside,
+        size=5.5 if aside else 6.5,
         tips=[_tip(policy, p) for _, p in pairs],
     )
 
@@ -175,11 +182,11 @@ def _groups(policy: Policy) -> tuple[str, ...]:
 
 def _keys(series: Sequence[Series]) -> list[Series]:
     """One key per policy, then one per mode if there are two."""
-    first = {s.groups[0]: replace(s, dashed=False, hollow=False, size=7) for s in reversed(series)}
+    first = {s.groups[0]: replace(s, dashed=False, hollow=False, size=7.0) for s in reversed(series)}
     keys = [first[name] for name in dict.fromkeys(s.groups[0] for s in series)]
     modes = {s.groups[1]: s for s in series if len(s.groups) > 1}
     if len(modes) == 2:
-        look = {"points": (), "colour": SOFT, "css": "s-a0", "marker": "circle", "size": 6}
+        look: dict[str, Any] = {"points": (), "colour": SOFT, "css": "s-a0", "marker": "circle", "size": 6.0}
         keys.append(Series(name="live", groups=("m-live",), **look))
         keys.append(Series(name="replay", groups=("m-replay",), dashed=True, hollow=True, **look))
     return keys
@@ -188,7 +195,8 @@ def _keys(series: Sequence[Series]) -> list[Series]:
 def _loss_axis(found: Allocation, series: Sequence[Series]) -> Axis:
     """From the best loss to where shallow policies fail; far worse points run out of the panel."""
     losses = sorted(y for s in series if "p-oracle" not in s.groups for _, y in s.points)
-    low, level = min([losses[0], *([found.oracle.loss] if found.oracle else [])]), found.reference_loss or losses[0]
+    level = found.reference_loss if found.reference_loss is not None else losses[0]
+    low = min(losses[0], found.oracle.loss) if found.oracle else losses[0]
     worst = level + max(0.35 * (losses[-1] - level), 3 * (level - low), 0.02)
     return linear("loss (nats per token)", [low, min(worst, losses[-1])])
 

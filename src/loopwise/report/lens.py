@@ -43,8 +43,9 @@ class Passage:
 class Lens:
     """Recorded curves of a few hundred tokens.
 
-    `pieces` are the tokens' text, `types` their token types, `signals` and `nll` `[tokens, depth]`; `guess` holds the
-    text of the model's first choice at each depth, or is empty. `starts` is where each signal's slider begins.
+    `pieces` are the predicted tokens' text, `types` their token types, `signals` and `nll` `[tokens, depth]`. `guess`
+    holds the model's first choice, as `[depth, number]` wherever it changes with depth; the number points into
+    `guess_pieces`; both may be empty. `starts` is where each signal's slider begins.
     """
 
     pieces: Sequence[str]
@@ -52,7 +53,8 @@ class Lens:
     passages: Sequence[Passage]
     signals: Mapping[str, Float[np.ndarray, "tokens depth"]]
     nll: Float[np.ndarray, "tokens depth"] | None
-    guess: Sequence[Sequence[str]]
+    guess: Sequence[Sequence[Sequence[int]]]
+    guess_pieces: Sequence[str]
     starts: Mapping[str, float]
 
     @property
@@ -105,7 +107,7 @@ def payload(lens: Lens) -> dict[str, Any]:
     if lens.nll is not None:
         found["nll"] = pack(lens.nll, log=False)
     if lens.guess:
-        found |= _runs(lens.guess)
+        found |= {"guess": lens.guess, "pieces": lens.guess_pieces}
     return found
 
 
@@ -116,14 +118,6 @@ def _span(values: np.ndarray) -> tuple[float, float]:
         return 1e-4, 1.0
     low, high = np.quantile(positive, (0.02, 0.98))
     return float(max(low, 10.0 ** LOG_RANGE[0])), float(high)
-
-
-def _runs(guess: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """First choices as `[depth, piece]` where they change, and the pieces."""
-    pieces = sorted({piece for row in guess for piece in row})
-    number = {piece: i for i, piece in enumerate(pieces)}
-    runs = [[[d + 1, number[p]] for d, p in enumerate(row) if d == 0 or p != row[d - 1]] for row in guess]
-    return {"guess": runs, "pieces": pieces}
 
 
 def embed(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 | file | written by | part |
 |---|---|---|
-| `manifest.json` | every command | where it comes from |
+| `manifest.json` | every command, one entry each | where it comes from |
 | `measure.json` | `loopwise measure`, `loopwise demo` | loss, change, convergence, types, difficulty |
 | `allocate.json` | `loopwise allocate`, `loopwise demo` | policies, oracle, best fixed depth |
 | `lens.json`, `lens.npz` | `loopwise measure`, `loopwise demo` | passages for the depth lens |
@@ -13,128 +13,100 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from loopwise.config import InputError
-from loopwise.records import read_json
-from loopwise.report.run import (
-    Allocation,
-    Convergence,
-    Curve,
-    Fixed,
-    Matched,
-    Oracle,
-    Point,
-    Policy,
-    Sample,
-    TypeRow,
-)
+from loopwise.records import read_arrays, read_json
+from loopwise.report.lens import Lens, Passage
+from loopwise.report.parse import allocation, measurement
+from loopwise.report.run import Run, Sample
 
 Json = Mapping[str, Any]
 Part = TypeVar("Part")
+RECORDS = ("measure.json", "allocate.json", "lens.json", "sample.json")
 
 
-def curve(found: Json, key: str, bounds: str | None = None) -> Curve | None:
-    """`{depth: value}` (and `{depth: [low, high]}`) as a curve; values that are null are left out."""
-    values = {int(d): v for d, v in (found.get(key) or {}).items() if v is not None}
-    if not values:
-        return None
-    depths = tuple(sorted(values))
-    ends = {int(d): v for d, v in (found.get(bounds or "") or {}).items()}
-    if not all(d in ends for d in depths):
-        return Curve(depths, tuple(float(values[d]) for d in depths))
-    low, high = (tuple(float(ends[d][i]) for d in depths) for i in (0, 1))
-    return Curve(depths, tuple(float(values[d]) for d in depths), low, high)
-
-
-def histogram(found: Json) -> dict[int, int]:
-    """`{depth: count}` with integer keys."""
-    return {int(d): int(n) for d, n in found.items()}
-
-
-def convergence(found: Json) -> Convergence:
-    """Distribution of convergence depth."""
-    return Convergence(
-        threshold=found["threshold"],
-        median=found["median"],
-        mean=found.get("mean"),
-        share_after={int(d): float(s) for d, s in found.get("share_after", {}).items()},
-        censored=found.get("censored"),
-        histogram=histogram(found.get("histogram", {})),
+def load_run(folder: Path) -> Run:
+    """Everything a run folder holds; a folder without any record raises `InputError`."""
+    if not folder.is_dir():
+        raise InputError(f"run '{folder}' does not exist: give a folder that loopwise measure, allocate or demo wrote")
+    if not any((folder / name).is_file() for name in RECORDS):
+        raise InputError(f"run '{folder}' holds no record: run loopwise measure, allocate or demo with --out {folder}")
+    titles = part(folder / "measure.json", _title) or part(folder / "allocate.json", _title)
+    return Run(
+        title=titles or folder.resolve().name,
+        about=part(folder / "manifest.json", lambda found: about(found["runs"])) or [],
+        measure=part(folder / "measure.json", measurement),
+        allocation=part(folder / "allocate.json", allocation),
+        lens=part(folder / "lens.json", lambda found: lens(found, folder / "lens.npz")),
+        sample=part(folder / "sample.json", sample),
     )
 
 
-def type_row(name: str, found: Json) -> TypeRow:
-    """One token type."""
-    ends = {key: found.get(key) for key in ("share_ci", "median_ci", "mean_ci")}
-    counts = histogram(found.get("histogram", {}))
-    return TypeRow(
-        name=name,
-        count=found["count"],
-        share=found["share"],
-        median=found["median"],
-        mean=found.get("mean"),
-        histogram=counts,
-        **ends,
-    )
+def _title(found: Json) -> str | None:
+    text = _texts(found.get("text"))
+    return f"{found['checkpoint']} on {text}" if text and found.get("checkpoint") else None
 
 
-def policy(found: Json) -> Policy:
-    """One row of the allocation table."""
-    signal = found.get("signal") or ("depth" if found["name"] in ("A0", "depth") else found["name"].split("<")[0])
-    points = [
-        Point(p.get("threshold"), p["mean_depth"], p["loss"], p.get("loss_ci"), p.get("agreement"), p.get("cost_ratio"))
-        for p in found.get("points", [])
+def _texts(found: Any) -> str:
+    names = [found] if isinstance(found, str) else list(found or ())
+    return ", ".join(Path(name).name if "/" in name and not name.startswith("hub:") else name for name in names)
+
+
+def about(runs: Json) -> list[tuple[str, str]]:
+    """Where a run comes from, as (name, value); the first five stand in the page's header.
+
+    Commands that ran on other commits, machines or text are named beside the value.
+    """
+    found: dict[str, dict[str, list[str]]] = {}
+    for command, entry in runs.items():
+        for name, value in _facts(entry):
+            found.setdefault(name, {}).setdefault(value, []).append(command)
+    pairs = []
+    for name, values in found.items():
+        several = len(values) > 1
+        shown = [f"{value} ({', '.join(commands)})" if several else value for value, commands in values.items()]
+        pairs.append((name, "; ".join(shown)))
+    return pairs
+
+
+def _facts(entry: Json) -> list[tuple[str, str]]:
+    hardware, arguments = entry.get("hardware") or {}, (entry.get("config") or {}).get("arguments") or {}
+    cores = f", {hardware['cores']} cores" if hardware.get("cores") else ""
+    values = [
+        ("model", entry.get("checkpoint")),
+        ("text", _texts(arguments.get("text"))),
+        ("commit", entry.get("commit")),
+        ("hardware", hardware.get("gpu") or f"{hardware.get('processor', '')}{cores}".strip(", ")),
+        ("date", str(entry.get("created", ""))[:16].replace("T", " ") + " UTC" if entry.get("created") else None),
+        ("seed", entry.get("seed")),
+        ("wall time", f"{entry['wall_s']:.0f} s" if "wall_s" in entry else None),
+        ("weights sha256", entry.get("weights_sha256")),
+        ("text sha256", entry.get("data_sha256")),
+        ("versions", ", ".join(f"{name} {v}" for name, v in (hardware.get("versions") or {}).items())),
     ]
-    return Policy(
-        name=found["name"],
-        signal=signal,
-        mode=found.get("mode", "replay"),
-        points=points,
-        matched=matched(found.get("matched")),
-        cost=found.get("signal_cost"),
-        tokens=found.get("tokens"),
+    return [(name, str(value)) for name, value in values if value not in (None, "")]
+
+
+def lens(words: Json, arrays: Path) -> Lens:
+    """Passages with their curves."""
+    found = read_arrays(arrays)
+    nll = found.pop("nll", None)
+    shape = (len(words["pieces"]), words["max_depth"])
+    for name, values in (*found.items(), *([("nll", nll)] if nll is not None else [])):
+        if values.shape != shape:
+            raise ValueError(f"{arrays.name} '{name}' has shape {list(values.shape)}, not {list(shape)}")
+    order = [name for name in words["starts"] if name in found]
+    return Lens(
+        pieces=words["pieces"],
+        types=words["types"],
+        passages=[Passage(title=p["title"], start=p["start"], stop=p["stop"]) for p in words["passages"]],
+        signals={name: found[name].astype(np.float64) for name in order + sorted(found.keys() - set(order))},
+        nll=None if nll is None else nll.astype(np.float64),
+        guess=words.get("guess") or (),
+        guess_pieces=words.get("guess_pieces") or (),
+        starts={name: float(value) for name, value in words["starts"].items()},
     )
-
-
-def matched(found: Json | None) -> Matched | None:
-    """Matched-quality point, or None where the policy never matches."""
-    if not found or found.get("mean_depth") is None or found.get("saving") is None:
-        return None
-    names = {
-        "loss": "loss",
-        "saving_ci": "saving_ci",
-        "cost_ratio": "cost_ratio",
-        "cost_ratio_ci": "cost_ratio_ci",
-        "saving_vs_best": "saving_vs_best_fixed",
-        "saving_vs_best_ci": "saving_vs_best_fixed_ci",
-        "cost_vs_best": "cost_ratio_vs_best_fixed",
-        "cost_vs_best_ci": "cost_ratio_vs_best_fixed_ci",
-    }
-    return Matched(found["mean_depth"], found["saving"], **{mine: found.get(theirs) for mine, theirs in names.items()})
-
-
-def allocation(found: Json) -> Allocation:
-    """The whole table."""
-    best, oracle = found.get("best_fixed"), found.get("oracle")
-    return Allocation(
-        tokens=found.get("tokens", 0),
-        groups=found.get("num_groups", 0),
-        unit=found.get("ci_over", "documents"),
-        reference_depth=found["reference_depth"],
-        reference_loss=found.get("reference_loss"),
-        tolerance=found.get("tolerance"),
-        policies=[policy(p) for p in found["policies"]],
-        oracle=_oracle(oracle) if oracle else None,
-        best_fixed=Fixed(best["depth"], best.get("loss"), best.get("depth_ci"), best.get("cost_ratio"))
-        if best
-        else None,
-        layout=found.get("layout"),
-        probe=found.get("probe") or {},
-    )
-
-
-def _oracle(found: Json) -> Oracle:
-    points = [(p["mean_depth"], p["loss"]) for p in found.get("points", [])]
-    return Oracle(found["mean_depth"], found["loss"], sorted(points))
 
 
 def sample(found: Json) -> Sample:
@@ -159,6 +131,8 @@ def part(path: Path, build: Callable[[Any], Part]) -> Part | None:
     found = read_json(path)
     try:
         return build(found)
+    except InputError:
+        raise
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise InputError(
             f"{path}: is no such record ({type(error).__name__}: {error}): run the command again"

@@ -74,7 +74,7 @@ def _top(run: Run) -> str:
         el("button", "Dark page", id="theme", type="button", hidden=""),
         class_="bar",
     )
-    facts = "".join(el("li", f"{escape(name)} ", el("b", escape(value))) for name, value in run.about[:6])
+    facts = "".join(el("li", f"{escape(name)} ", el("b", escape(value))) for name, value in run.about[:5])
     return el("header", bar, el("h1", escape(run.title)), el("ul", facts, class_="meta"), class_="top")
 
 

@@ -52,7 +52,7 @@ def depth_shade(depth: float, max_depth: int, *, dark: bool) -> Shade:
     lightness = 0.975 - 0.66 * at if not dark else 0.29 + 0.63 * at
     chroma = 0.045 + 0.30 * at * (1 - at) + 0.055 * at
     back = oklch(lightness, chroma, hue)
-    return Shade(back, "#111111" if luminance(back) > 0.18 else "#ffffff")
+    return Shade(back, max(("#000000", "#ffffff"), key=lambda text: contrast(back, text)))
 
 
 def oklch(lightness: float, chroma: float, hue: float) -> str:

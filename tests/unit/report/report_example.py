@@ -183,7 +183,7 @@ def lens(text: str = TEXT, *, hostile: bool = True) -> Lens:
     for values in signals.values():
         values[:, 0] = np.nan
     nll = rng.gamma(2, 1.2, n)[:, None] * (1 + np.exp(-rate * depth))
-    guess = [[" the" if d < 3 else p for d in range(32)] for p in pieces]
+    guess = [[[1, 0], [4, 1 + i]] for i in range(len(pieces))]
     passages = [Passage(title="Albania", start=0, stop=half), Passage(title="<Hostile> & puzzle", start=half, stop=n)]
     return Lens(
         pieces=pieces,
@@ -192,6 +192,7 @@ def lens(text: str = TEXT, *, hostile: bool = True) -> Lens:
         signals=signals,
         nll=nll,
         guess=guess,
+        guess_pieces=[" the", *pieces],
         starts={"kl": 1e-3, "rel_change": 0.05},
     )
 

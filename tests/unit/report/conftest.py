@@ -1,0 +1,6 @@
+"""Make `report_example` importable."""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))
