@@ -2,9 +2,12 @@
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+import loopwise
 
 ROOT = Path(__file__).parents[2]
 # Each with an empty group after its first letters, so that this file does not contain what it looks for.
@@ -63,3 +66,16 @@ def test_every_make_target_named_in_the_documents_exists():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
         assert set(re.findall(r"`make ([a-z-]+)`", page.read_text("utf-8"))) <= targets, page.name
+
+
+def test_help_needs_no_torch(tmp_path):
+    """`loopwise --help` is instant, also from a folder that is not the checkout."""
+    code = "import sys; from loopwise.cli.main import main; assert main(['--help']) == 0; print('torch' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines()[-1] == "False"
+
+
+def test_every_exported_name_exists():
+    for name in loopwise.__all__:
+        assert getattr(loopwise, name) is not None
