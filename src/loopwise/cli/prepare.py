@@ -18,14 +18,27 @@ EXAMPLE = "loopwise prepare --text books/ --text notes.txt --out data --vocab 40
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare arguments."""
     parser.add_argument(
-        "--text", action="append", required=True, metavar="SOURCE",
-        help=".txt, .jsonl(.gz) or .parquet file, a folder of those, hub:org/name[:config][:split], or factbook:train; repeatable",
+        "--text",
+        action="append",
+        required=True,
+        metavar="SOURCE",
+        help=".txt, .jsonl(.gz) or .parquet file, a folder of those, hub:org/name[:config][:split], factbook:train; "
+        "repeatable",
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where tokenizer.json, train/ and valid/ go")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="where tokenizer.json, train/ and valid/ go"
+    )
     parser.add_argument("--tokenizer", metavar="PATH", help="a tokenizer.json or its folder (default: train one)")
-    parser.add_argument("--vocab", type=int, default=4096, metavar="N", help="size of a trained tokenizer (default 4096)")
-    parser.add_argument("--holdout", type=float, default=HOLDOUT, metavar="F",
-                        help=f"share of documents held out, by hash (default {HOLDOUT})")
+    parser.add_argument(
+        "--vocab", type=int, default=4096, metavar="N", help="size of a trained tokenizer (default 4096)"
+    )
+    parser.add_argument(
+        "--holdout",
+        type=float,
+        default=HOLDOUT,
+        metavar="F",
+        help=f"share of documents held out, by hash (default {HOLDOUT})",
+    )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -35,7 +48,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     with Progress(*columns, console=console, disable=args.quiet or not sys.stderr.isatty()) as bar:
         task = bar.add_task("encoding", total=None)
         result = prepare(
-            args.text, args.out, tokenizer=args.tokenizer, vocab_size=args.vocab, holdout=args.holdout,
+            args.text,
+            args.out,
+            tokenizer=args.tokenizer,
+            vocab_size=args.vocab,
+            holdout=args.holdout,
             progress=lambda done: bar.update(task, completed=done),
         )
     return dataclasses.asdict(result)
@@ -43,9 +60,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def card(result: dict[str, Any]) -> str:
     """For people."""
-    return "\n".join((
-        f"{result['tokens']:,} tokens from {result['documents']:,} documents in {result['folder']}",
-        f"  tokenizer   {result['vocab_size']:,} tokens, {result['tokenizer']}",
-        f"  held out    {result['valid_tokens']:,} tokens of {result['valid_documents']:,} documents",
-        f"  sha256      {result['sha256']}",
-    ))
+    return "\n".join(
+        (
+            f"{result['tokens']:,} tokens from {result['documents']:,} documents in {result['folder']}",
+            f"  tokenizer   {result['vocab_size']:,} tokens, {result['tokenizer']}",
+            f"  held out    {result['valid_tokens']:,} tokens of {result['valid_documents']:,} documents",
+            f"  sha256      {result['sha256']}",
+        )
+    )

@@ -29,13 +29,33 @@ def base_135m_stories() -> Recipe:
 
 def _recipe(name: str, text: str, tokens: int) -> Recipe:
     model = ModelConfig(
-        vocab_size=49_152, d_model=768, num_heads=12, d_ff=2048, prelude_layers=2, core_layers=8, coda_layers=2,
-        context=1024, max_depth=32, mean_depth=8.0,
+        vocab_size=49_152,
+        d_model=768,
+        num_heads=12,
+        d_ff=2048,
+        prelude_layers=2,
+        core_layers=8,
+        coda_layers=2,
+        context=1024,
+        max_depth=32,
+        mean_depth=8.0,
     )
     train = TrainConfig(
-        tokens=tokens, batch_size=256, accumulation=16, context=1024, lr=1e-3, warmup_steps=500, z_loss=1e-4,
-        checkpoint_interval=250, eval_interval=250, eval_batches=1, eval_depths=(1, 2, 4, 6, 8, 12, 16, 32),
-        dtype="bfloat16", compile=True,
+        tokens=tokens,
+        batch_size=256,
+        accumulation=64,
+        context=1024,
+        lr=1e-3,
+        warmup_steps=500,
+        z_loss=1e-4,
+        checkpoint_interval=250,
+        eval_interval=250,
+        eval_batches=1,
+        eval_depths=(1, 2, 4, 6, 8, 12, 16, 32),
+        dtype="bfloat16",
+        compile=True,
     )
     data = DataConfig(sources=(Source(name=name, text=text),), tokenizer=TOKENIZER, holdout=0.001)
-    return Recipe(name=name, model=model, train=train, depth=DepthConfig(mean=8.0, sigma=0.5, max=32, backprop=8), data=data)
+    return Recipe(
+        name=name, model=model, train=train, depth=DepthConfig(mean=8.0, sigma=0.5, max=32, backprop=8), data=data
+    )

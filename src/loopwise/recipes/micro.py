@@ -11,11 +11,26 @@ def micro() -> Recipe:
     Expected: half a minute on one CPU core; the loss only has to fall.
     """
     model = ModelConfig(
-        vocab_size=512, d_model=48, num_heads=3, d_ff=128, prelude_layers=1, core_layers=1, coda_layers=1, context=64,
-        max_depth=16, mean_depth=4.0,
+        vocab_size=512,
+        d_model=48,
+        num_heads=3,
+        d_ff=128,
+        prelude_layers=1,
+        core_layers=1,
+        coda_layers=1,
+        context=64,
+        max_depth=16,
+        mean_depth=4.0,
     )
     train = TrainConfig(
-        tokens=65_536, batch_size=8, context=32, warmup_steps=20, checkpoint_interval=50, eval_interval=100,
-        eval_batches=2, eval_depths=(1, 2, 4, 8), threads=1,
+        tokens=65_536,
+        batch_size=8,
+        context=32,
+        warmup_steps=20,
+        checkpoint_interval=50,
+        eval_interval=100,
+        eval_batches=2,
+        eval_depths=(1, 2, 4, 8),
+        threads=1,
     )
     return Recipe(name="micro", model=model, train=train, depth=DepthConfig(mean=4.0, max=12, backprop=4))

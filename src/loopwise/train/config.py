@@ -89,8 +89,17 @@ class TrainConfig:
         _choose("train.optimizer", self.optimizer, get_args(Optimizer))
         _choose("train.dtype", self.dtype, get_args(Dtype))
         _choose("train.parallel", self.parallel, get_args(Parallel))
-        for name in ("tokens", "batch_size", "context", "accumulation", "checkpoint_interval", "keep", "log_interval",
-                     "eval_interval", "eval_batches"):
+        for name in (
+            "tokens",
+            "batch_size",
+            "context",
+            "accumulation",
+            "checkpoint_interval",
+            "keep",
+            "log_interval",
+            "eval_interval",
+            "eval_batches",
+        ):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "use at least 1")
         for name in ("lr", "muon_lr", "eps", "clip"):
             _require(getattr(self, name) > 0, f"train.{name}", getattr(self, name), "use a positive number")
@@ -100,8 +109,12 @@ class TrainConfig:
             _require(0 <= getattr(self, name) <= 1, f"train.{name}", getattr(self, name), "use a fraction, 0 to 1")
         for name in ("beta1", "beta2"):
             _require(0 <= getattr(self, name) < 1, f"train.{name}", getattr(self, name), "use 0 or more, below 1")
-        _require(self.batch_size % self.accumulation == 0, "train.accumulation", self.accumulation,
-                 f"it must divide train.batch_size ({self.batch_size})")
+        _require(
+            self.batch_size % self.accumulation == 0,
+            "train.accumulation",
+            self.accumulation,
+            f"it must divide train.batch_size ({self.batch_size})",
+        )
         depths = self.eval_depths
         _require(bool(depths) and min(depths) >= 1, "train.eval_depths", depths, "give depths of at least 1")
 
@@ -151,13 +164,25 @@ class Recipe:
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
 
     def __post_init__(self) -> None:
-        _require(self.train.context <= self.model.context, "train.context", self.train.context,
-                 f"use at most model.context ({self.model.context})")
-        _require(self.depth.max <= self.model.max_depth, "depth.max", self.depth.max,
-                 f"use at most model.max_depth ({self.model.max_depth})")
+        _require(
+            self.train.context <= self.model.context,
+            "train.context",
+            self.train.context,
+            f"use at most model.context ({self.model.context})",
+        )
+        _require(
+            self.depth.max <= self.model.max_depth,
+            "depth.max",
+            self.depth.max,
+            f"use at most model.max_depth ({self.model.max_depth})",
+        )
         top = max(self.train.eval_depths)
-        _require(top <= self.model.max_depth, "train.eval_depths", top,
-                 f"use depths up to model.max_depth ({self.model.max_depth})")
+        _require(
+            top <= self.model.max_depth,
+            "train.eval_depths",
+            top,
+            f"use depths up to model.max_depth ({self.model.max_depth})",
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON-ready dictionary (tuples become lists)."""
@@ -171,8 +196,11 @@ class Recipe:
     def binding(self) -> dict[str, Any]:
         """The fields that a resumed run must share with the run it continues, as `section.field -> value`."""
         values = self.to_dict()
-        flat = {f"{section}.{key}": value for section in ("model", "train", "depth", "data")
-                for key, value in values[section].items()}
+        flat = {
+            f"{section}.{key}": value
+            for section in ("model", "train", "depth", "data")
+            for key, value in values[section].items()
+        }
         return {key: value for key, value in flat.items() if key not in PRACTICAL}
 
 
@@ -180,8 +208,20 @@ class Recipe:
 # a resumed run may be extended, see `checkpoint.compare`.)
 PRACTICAL = frozenset(
     f"train.{name}"
-    for name in ("tokens", "checkpoint_interval", "keep", "eval_interval", "eval_batches", "eval_depths",
-                 "log_interval", "threads", "compile", "recompute", "device", "parallel")
+    for name in (
+        "tokens",
+        "checkpoint_interval",
+        "keep",
+        "eval_interval",
+        "eval_batches",
+        "eval_depths",
+        "log_interval",
+        "threads",
+        "compile",
+        "recompute",
+        "device",
+        "parallel",
+    )
 )
 
 

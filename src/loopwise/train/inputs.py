@@ -37,22 +37,32 @@ def open_inputs(folder: Path, recipe: Recipe, world: World) -> Inputs:
     path = next(iter(sets.values())) / "tokenizer.json"
     tokenizer = Tokenizer.load(path)
     tokenizer.check_vocab(recipe.model.vocab_size)
-    train = {n: TokenShards(f / "train", tokenizer_sha256=tokenizer.digest, verify=world.first) for n, f in sets.items()}
+    train = {
+        n: TokenShards(f / "train", tokenizer_sha256=tokenizer.digest, verify=world.first) for n, f in sets.items()
+    }
     seed, context = recipe.train.seed, recipe.train.context
     loader = MixtureLoader(
-        train, _weights(sources, train, recipe.data.mix_steps), context=context, batch_size=recipe.train.batch_size,
-        seed=seed, rank=world.rank, world_size=world.size,
+        train,
+        _weights(sources, train, recipe.data.mix_steps),
+        context=context,
+        batch_size=recipe.train.batch_size,
+        seed=seed,
+        rank=world.rank,
+        world_size=world.size,
     )
     held_out = {}
     for source in sources:
         tokens = TokenShards(sets[source.name] / "valid", tokenizer_sha256=tokenizer.digest, verify=world.first)
         if len(tokens) <= context:
-            raise InputError(f"data '{sets[source.name]}' holds out {len(tokens)} tokens, fewer than a window of "
-                             f"{context + 1}: prepare it with a larger --holdout or more documents")
+            raise InputError(
+                f"data '{sets[source.name]}' holds out {len(tokens)} tokens, fewer than a window of "
+                f"{context + 1}: prepare it with a larger --holdout or more documents"
+            )
         rows = min(EVAL_ROWS, recipe.train.batch_size)
         batches = PackedLoader(tokens, context=context, batch_size=rows, seed=0)  # seed 0: the same for every run
         held_out[source.name] = HeldOut(batches, _final(source))
-    digests = {f"data.{name}": shards.index.digest for name, shards in train.items()}
+    # A folder that holds one set may be renamed: only sets of a mixture are known by their names.
+    digests = {f"data.{n if len(sets) > 1 else 'text'}": shards.index.digest for n, shards in train.items()}
     whole = sha256("\n".join(f"{name} {digest}" for name, digest in digests.items()).encode())
     return Inputs(loader, held_out, path, {"data_sha256": whole, "tokenizer_sha256": tokenizer.digest, **digests})
 
@@ -60,8 +70,10 @@ def open_inputs(folder: Path, recipe: Recipe, world: World) -> Inputs:
 def _sources(sets: Mapping[str, Path], recipe: Recipe) -> tuple[Source, ...]:
     """The recipe's sources if it has several; a single set, or a recipe without sources, is taken as it is."""
     wanted = recipe.data.sources
-    if len(sets) == 1 or not wanted:
+    if not wanted or (len(sets) == 1 and len(wanted) > 1):
         return tuple(Source(name=name, text="") for name in sets)
+    if len(sets) == 1:
+        return tuple(Source(name=name, text=source.text) for name, source in zip(sets, wanted, strict=True))
     names = [source.name for source in wanted]
     for name in names:
         if name not in sets:

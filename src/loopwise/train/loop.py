@@ -1,9 +1,6 @@
 """The trainer: random-depth steps, validation, checkpoints, and a clean end whatever happens."""
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -14,34 +11,17 @@ from loopwise.config import InputError
 from loopwise.model.recurrent import RecurrentLM
 from loopwise.records import write_json
 from loopwise.train import optim, schedule, state
-from loopwise.train.config import Recipe
+from loopwise.train.health import diagnose, gradient_norms
 from loopwise.train.interrupt import Interrupt
+from loopwise.train.job import Job
 from loopwise.train.loss import objective
+from loopwise.train.plan import train_flops_per_token, utilisation
 from loopwise.train.progress import Bar, JsonLines, Tracker
 from loopwise.train.resume import check_same
+from loopwise.train.saver import Saver
 from loopwise.train.units import units
-from loopwise.train.validate import Batches, HeldOut, Validation, validate
+from loopwise.train.validate import Validation, validate
 from loopwise.train.world import World, check, spread, synchronised, whole_model, whole_tensors
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """One run: what (recipe, data), where (out) and for how long (recipe.train.tokens and, if given, minutes).
-
-    `fingerprint` names the data (shard hashes, tokenizer) and is compared on resume; `manifest` goes into the
-    finished checkpoint.
-    """
-
-    recipe: Recipe
-    batches: Batches
-    held_out: Mapping[str, HeldOut]
-    out: Path
-    tokenizer: Path | None = None
-    fingerprint: Mapping[str, Any]
-    manifest: Mapping[str, Any]
-    minutes: float | None = None
-    resume: bool = False
-    quiet: bool = False
 
 
 class Step(NamedTuple):
@@ -61,6 +41,9 @@ class Trainer:
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
         self.states = job.out / "states"
+        self.saver = Saver(self.states, self.config.keep)
+        self.gradients: dict[str, float] = {}
+        self.told: set[str] = set()
         self.step = self.tokens = 0
         self.elapsed_s = 0.0
         self.where = schedule.horizon(self.config)
@@ -85,7 +68,7 @@ class Trainer:
 
         Raises KeyboardInterrupt (Ctrl-C) or SystemExit(143) (SIGTERM) after saving, `InputError` on divergence.
         """
-        begun, first = time.monotonic(), self.tokens
+        first, begun_s = self.tokens, self.elapsed_s
         validation: Validation | None = None
         try:
             with Interrupt() as interrupt:
@@ -95,13 +78,13 @@ class Trainer:
                     if done or self.step % self.config.eval_interval == 0:
                         validation = self.validate()
                     if last or done or self.step % self.config.checkpoint_interval == 0:
-                        self.save()
+                        self.save(final=last or done)
                     if last:
                         interrupt.leave(f"saved step {self.step:,} in {self.states}; continue with --resume")
             validation = validation or self.validate()
-            speed = (self.tokens - first) / max(time.monotonic() - begun, 1e-9)
-            return self._finish(validation, speed)
+            return self._finish(validation, (self.tokens - first) / max(self.elapsed_s - begun_s, 1e-9))
         finally:
+            self.saver.wait()
             self.bar.close()
             for tracker in self.trackers:
                 tracker.close()
@@ -121,7 +104,7 @@ class Trainer:
         if self.step % self.config.log_interval == 0 or self.step == self.where.total:
             speed = self.config.tokens_per_step / took
             values = {"tokens": self.tokens, **figures._asdict(), "lr": self.config.lr * self._factor(self.step - 1)}
-            self.log(values | {"tokens_per_s": round(speed, 1)})
+            self.log(values | {"gradient_norms": self.gradients, "tokens_per_s": round(speed, 1)})
             self.bar.show(self.step, self.where.total, figures.loss, figures.depth, speed)
         return stop_anywhere > 0
 
@@ -140,6 +123,8 @@ class Trainer:
         loss, norm = world.mean([loss, norm])
         if not (abs(loss) < float("inf") and abs(norm) < float("inf")):
             self._diverged(loss, norm)
+        if (self.step + 1) % config.log_interval == 0:
+            self.gradients = {name: float(f"{norm:.4g}") for name, norm in gradient_norms(self.model).items()}
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -169,8 +154,15 @@ class Trainer:
         """Held-out figures, logged."""
         model = whole_model(self.model).eval()
         result = validate(model, self.job.held_out, self.config.eval_depths, self.config.eval_batches)
+        values = {"tokens": self.tokens, **result.flat()}
+        if self.job.sample:
+            values["sample"] = self.job.sample(model)
         self.model.train()
-        self.log({"tokens": self.tokens, **result.flat()})
+        found = diagnose(result, self.gradients, self.recipe.depth.mean)
+        self.log(values | ({"warnings": found} if found else {}))
+        for name in found.keys() - self.told:
+            self.bar.say(f"warning at step {self.step:,}: {found[name]}")
+        self.told |= found.keys()
         return result
 
     def log(self, values: dict[str, Any]) -> None:
@@ -178,14 +170,21 @@ class Trainer:
         for tracker in self.trackers:
             tracker.log(self.step, values)
 
-    def save(self) -> None:
-        """Write a training state (rank 0; sharded tensors are gathered on all)."""
+    def save(self, final: bool = True) -> None:
+        """Write a training state (rank 0; shards are gathered on all), in the background unless `final`."""
         model, optimizer = whole_tensors(self.model), optim.state_tensors(self.model, self.optimizers)
         if self.world.first:
-            meta = {"step": self.step, "tokens": self.tokens, "elapsed_s": round(self.elapsed_s, 3),
-                    "horizon": list(self.where), "recipe": self.recipe.to_dict(),
-                    "fingerprint": dict(self.job.fingerprint)}
-            state.write(self.states, meta, model, optimizer, self.config.keep)
+            meta = {
+                "step": self.step,
+                "tokens": self.tokens,
+                "elapsed_s": round(self.elapsed_s, 3),
+                "horizon": list(self.where),
+                "recipe": self.recipe.to_dict(),
+                "fingerprint": dict(self.job.fingerprint),
+            }
+            self.saver.submit(meta, model, optimizer)
+            if final:
+                self.saver.wait(strict=True)
 
     def _find(self) -> state.Saved | None:
         if not self.job.resume:
@@ -209,6 +208,10 @@ class Trainer:
         if meta["recipe"]["train"]["tokens"] == self.config.tokens:
             self.where = saved  # else the budget was changed: the new one decides
 
+    def _mfu(self, flops_per_s: float) -> float | None:
+        name = torch.cuda.get_device_name() if self.world.device.type == "cuda" else ""
+        return utilisation(name, flops_per_s / self.world.size)
+
     def _finish(self, validation: Validation, speed: float) -> dict[str, Any]:
         result = {
             "checkpoint": str(self.job.out / "checkpoint"),
@@ -216,6 +219,8 @@ class Trainer:
             "steps": self.step,
             **validation.flat(),
             "tokens_per_s": round(speed, 1),
+            "flops_per_s": (flops := speed * train_flops_per_token(self.recipe)),
+            "mfu": self._mfu(flops),
             "elapsed_s": round(self.elapsed_s, 1),
         }
         model = whole_model(self.model)

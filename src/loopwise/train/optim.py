@@ -1,4 +1,4 @@
-"""Optimizers: AdamW for everything, or Muon for the matrices inside blocks and AdamW for the rest (both torch's own)."""
+"""Optimizers, torch's own: AdamW for everything, or Muon for the matrices inside blocks and AdamW for the rest."""
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,9 @@ from loopwise.train.config import TrainConfig
 def build(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
     """Optimizers over all parameters; weight decay acts on matrices only. Each group carries its `base_lr`."""
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    muon = [p for n, p in named if config.optimizer == "muon" and p.ndim == 2 and "embedding" not in n and "head" not in n]
+    muon = [
+        p for n, p in named if config.optimizer == "muon" and p.ndim == 2 and "embedding" not in n and "head" not in n
+    ]
     taken = {id(p) for p in muon}
     rest = [p for _, p in named if id(p) not in taken]
     groups = [
@@ -23,8 +25,9 @@ def build(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
     optimizers: list[torch.optim.Optimizer] = [adamw]
     if muon:
         # match_rms_adamw scales the update so that one learning rate suits both (Liu et al., 2025).
-        optimizers.append(torch.optim.Muon(muon, lr=config.muon_lr, weight_decay=config.weight_decay,
-                                           adjust_lr_fn="match_rms_adamw"))
+        optimizers.append(
+            torch.optim.Muon(muon, lr=config.muon_lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw")
+        )
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["base_lr"] = group["lr"]

@@ -1,9 +1,9 @@
 """Training states on disk: `states/step-00001000/{model,optimizer}.safetensors` and `trainer.json`.
 
-A state is written to a temporary folder, every file and the folder are fsynced, then it is renamed: a crash, a full disk
-or `kill -9` leaves the earlier states as they were. `trainer.json` carries the size and SHA-256 of the other files, so
-a damaged state is noticed and the one before it is used. Nothing is pickled, and no random state is kept: depth, data
-order and initial weights are pure functions of (seed, step).
+A state is written to a temporary folder, every file and the folder are fsynced, then it is renamed: a crash, a full
+disk or `kill -9` leaves the earlier states as they were. `trainer.json` carries the size and SHA-256 of the other
+files, so a damaged state is noticed and the one before it is used. Nothing is pickled, and no random state is kept:
+depth, data order and initial weights are pure functions of (seed, step).
 """
 
 import hashlib
@@ -30,7 +30,9 @@ class Saved(NamedTuple):
     optimizer: dict[str, Tensor]
 
 
-def write(states: Path, meta: dict[str, Any], model: dict[str, Tensor], optimizer: dict[str, Tensor], keep: int) -> Path:
+def write(
+    states: Path, meta: dict[str, Any], model: dict[str, Tensor], optimizer: dict[str, Tensor], keep: int
+) -> Path:
     """Write one state atomically as `step-N` (N = meta["step"]) and delete all but the `keep` newest.
 
     Raises OSError (no space, no permission) with the earlier states untouched and the partial one removed.
@@ -90,7 +92,9 @@ def _read(folder: Path) -> tuple[str, Saved | None]:
             path = folder / name
             if path.stat().st_size != facts["bytes"] or _sha256(path) != facts["sha256"]:
                 return f"{name} is truncated or changed", None
-        return "", Saved(folder, meta, load_file(folder / "model.safetensors"), load_file(folder / "optimizer.safetensors"))
+        return "", Saved(
+            folder, meta, load_file(folder / "model.safetensors"), load_file(folder / "optimizer.safetensors")
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         return " ".join(str(error).split()) or type(error).__name__, None
 

@@ -86,8 +86,9 @@ def spread(model: RecurrentLM, recipe: Recipe, world: World) -> nn.Module:
         return model
     ids = [world.device.index] if world.device.type == "cuda" else None
     # Without injection a truncated step gives the prelude no gradient; DDP has to look for that.
-    return DistributedDataParallel(model, device_ids=ids, find_unused_parameters=recipe.model.injection == "none",
-                                   gradient_as_bucket_view=True)
+    return DistributedDataParallel(
+        model, device_ids=ids, find_unused_parameters=recipe.model.injection == "none", gradient_as_bucket_view=True
+    )
 
 
 def synchronised(net: nn.Module, last: bool) -> AbstractContextManager[None]:

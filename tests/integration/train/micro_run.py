@@ -16,15 +16,25 @@ from torch import Tensor
 
 from loopwise.recipes.catalog import recipe
 from loopwise.train.config import Recipe
-from loopwise.train.loop import Job, Trainer
+from loopwise.train.job import Job
+from loopwise.train.loop import Trainer
 from loopwise.train.overrides import override
 from loopwise.train.validate import HeldOut
 from loopwise.train.world import enter
 
 SMALL = {
-    "model.vocab_size": "64", "model.d_model": "16", "model.num_heads": "2", "model.d_ff": "32", "train.context": "12",
-    "train.warmup_steps": "4", "train.tokens": str(8 * 12 * 30), "train.checkpoint_interval": "5",
-    "train.eval_interval": "15", "train.eval_batches": "1", "train.log_interval": "1", "train.device": "cpu",
+    "model.vocab_size": "64",
+    "model.d_model": "16",
+    "model.num_heads": "2",
+    "model.d_ff": "32",
+    "train.context": "12",
+    "train.warmup_steps": "4",
+    "train.tokens": str(8 * 12 * 30),
+    "train.checkpoint_interval": "5",
+    "train.eval_interval": "15",
+    "train.eval_batches": "1",
+    "train.log_interval": "1",
+    "train.device": "cpu",
 }
 
 
@@ -44,7 +54,10 @@ class Counting:
 
 def _maybe_die(step: int) -> None:
     """Rank 1 dies at step MICRO_DIE_AT of the first attempt, if that is set."""
-    if os.environ.get("MICRO_DIE_AT") == str(step) and (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]) == ("1", "0"):
+    if os.environ.get("MICRO_DIE_AT") == str(step) and (
+        os.environ["RANK"],
+        os.environ["TORCHELASTIC_RESTART_COUNT"],
+    ) == ("1", "0"):
         (Path(sys.argv[1]) / "died").write_text(str(step))
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -58,9 +71,15 @@ def job(out: Path, made: Recipe, *, resume: bool = False, pause_s: float = 0.0, 
     rows, context = made.train.batch_size, made.train.context
     mine = slice(int(os.environ.get("RANK", "0")), None, int(os.environ.get("WORLD_SIZE", "1")))
     return Job(
-        recipe=made, batches=Counting(made.train.seed, rows, context, pause_s, mine), out=out,
+        recipe=made,
+        batches=Counting(made.train.seed, rows, context, pause_s, mine),
+        out=out,
         held_out={"counting": HeldOut(Counting(99, 4, context))},
-        fingerprint={"data_sha256": "counting"}, manifest={}, resume=resume, quiet=True, minutes=minutes,
+        fingerprint={"data_sha256": "counting"},
+        manifest={},
+        resume=resume,
+        quiet=True,
+        minutes=minutes,
     )
 
 

@@ -18,8 +18,16 @@ HERE = Path(__file__).parent
 
 
 def torchrun(program: str, *words: str, restarts: int = 0, env: dict[str, str] | None = None) -> str:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-               f"--max-restarts={restarts}", str(HERE / program), *words]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        f"--max-restarts={restarts}",
+        str(HERE / program),
+        *words,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **(env or {})})
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
@@ -46,7 +54,11 @@ def test_two_processes_equal_one(tmp_path: Path, parallel: str, scope: str, accu
     torchrun("micro_run.py", str(tmp_path / "two"), *words)
     Trainer(job(tmp_path / "one", small(changes)), enter("cpu")).run()
     one, two = (tensors(tmp_path / name, 1, "optimizer") for name in ("one", "two"))
-    close({k: v for k, v in one.items() if k.endswith("exp_avg")}, {k: v for k, v in two.items() if k.endswith("exp_avg")}, 1e-7)
+    close(
+        {k: v for k, v in one.items() if k.endswith("exp_avg")},
+        {k: v for k, v in two.items() if k.endswith("exp_avg")},
+        1e-7,
+    )
 
 
 def test_collectives_do_not_depend_on_depth() -> None:

@@ -12,8 +12,14 @@ from loopwise.train.overrides import override
 
 def test_typed_overrides() -> None:
     changes = {
-        "model.d_model": "96", "train.lr": "1e-3", "depth.mean": "4", "train.compile": "yes", "train.tokens": "2M",
-        "train.eval_depths": "1,3,9", "model.num_kv_heads": "1", "train.optimizer": "muon",
+        "model.d_model": "96",
+        "train.lr": "1e-3",
+        "depth.mean": "4",
+        "train.compile": "yes",
+        "train.tokens": "2M",
+        "train.eval_depths": "1,3,9",
+        "model.num_kv_heads": "1",
+        "train.optimizer": "muon",
     }
     changed = override(recipe("micro"), changes)
     assert (changed.model.d_model, changed.train.lr, changed.depth.mean) == (96, 1e-3, 4.0)

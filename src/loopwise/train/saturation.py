@@ -1,0 +1,61 @@
+"""At which depth loss stops falling: the saturation depth of a model and its confidence interval."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+
+from loopwise.model.context import DenseCausal
+from loopwise.model.recurrent import RecurrentLM
+from loopwise.train.validate import Batches
+
+TOLERANCE = 0.01  # nats
+
+
+class Saturation(NamedTuple):
+    """First depth whose mean loss is within the tolerance of the best, with a 95% bootstrap interval over windows."""
+
+    depth: int
+    low: int
+    high: int
+    best_loss: float
+
+
+@torch.no_grad()
+def losses(
+    model: RecurrentLM, batches: Batches, max_depth: int, num_batches: int
+) -> Float[np.ndarray, "windows depth"]:
+    """Mean loss of each held-out window at every depth 1..max_depth."""
+    found = []
+    for index in range(num_batches):
+        windows = batches.batch(index)
+        ctx = DenseCausal.over(windows[:, :-1])
+        e = model.prelude(windows[:, :-1], ctx)
+        s, by_depth = model.init_state(e, ctx), []
+        for depth in range(1, max_depth + 1):
+            ctx.depth = depth
+            s = model.core(s, e, ctx)
+            nats = F.cross_entropy(model.coda(s, ctx).transpose(1, 2), windows[:, 1:], reduction="none")
+            by_depth.append(nats.mean(1))
+        found.append(torch.stack(by_depth, 1))
+    return torch.cat(found).numpy()
+
+
+def saturation(
+    by_window: Float[np.ndarray, "windows depth"], *, tolerance: float = TOLERANCE, resamples: int = 1000, seed: int = 0
+) -> Saturation:
+    """Saturation depth of per-window losses; the interval resamples windows (percentile bootstrap)."""
+    generator = np.random.default_rng(seed)
+    drawn = generator.integers(0, len(by_window), (resamples, len(by_window)))
+    depths = [_first(by_window[rows].mean(0), tolerance) for rows in drawn]
+    low, high = np.percentile(depths, [2.5, 97.5])
+    mean = by_window.mean(0)
+    return Saturation(_first(mean, tolerance), int(np.floor(low)), int(np.ceil(high)), float(mean.min()))
+
+
+def _first(loss: Sequence[float] | np.ndarray, tolerance: float) -> int:
+    loss = np.asarray(loss)
+    return int(np.argmax(loss <= loss.min() + tolerance)) + 1
