@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: setup demo test test-all check bench docs gpu study figures clean
+.PHONY: setup demo test test-all check bench docs gpu study figures saturation clean
 
 setup: $(STAMP)
 
@@ -48,6 +48,10 @@ gpu: setup  ## at most eight minutes on one CUDA device
 
 study: setup  ## the whole study on what the repository ships; writes docs/study
 	$(BIN)/loopwise study tiny tiny-mean4 --text factbook=factbook --text puzzles=puzzles --out docs/study
+
+saturation: setup  ## nine runs over training mean and seed, then samplers; hours, resumable; DATA=folder OUT=folder
+	$(BIN)/loopwise train tiny --data $(DATA) --out $(or $(OUT),runs/saturation)/means --sweep depth.mean=2,4,8 --sweep train.seed=0,1,2
+	$(BIN)/loopwise train tiny --data $(DATA) --out $(or $(OUT),runs/saturation)/samplers --sweep depth.kind=lognormal,poisson-lognormal,fixed,uniform
 
 clean:
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis

@@ -225,6 +225,17 @@ PRACTICAL = frozenset(
 )
 
 
+def check_batch(train: TrainConfig, processes: int) -> None:
+    """Raise `InputError` unless the batch divides evenly over processes and micro-batches."""
+    parts = processes * train.accumulation
+    _require(
+        train.batch_size % parts == 0,
+        "train.batch_size",
+        train.batch_size,
+        f"make it a multiple of {parts} (processes x train.accumulation)",
+    )
+
+
 def _choose(name: str, value: str, valid: tuple[str, ...]) -> None:
     if value not in valid:
         raise InputError(f"recipe field '{name}' is {value!r}: {nearest(str(value), valid)}")

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from loopwise.config import InputError, nearest
 from loopwise.model.cost import Cost
-from loopwise.train.config import Recipe
+from loopwise.train.config import Recipe, check_batch
 from loopwise.train.depth import depth_at
 
 
@@ -97,6 +97,7 @@ def utilisation(device_name: str, flops_per_s: float) -> float | None:
 
 def plan(recipe: Recipe, assumed: Budget) -> dict[str, Any]:
     """The JSON object of `loopwise train --dry-run`."""
+    check_batch(recipe.train, assumed.processes)
     forward, backward, deepest = mean_depths(recipe)
     flops = train_flops_per_token(recipe)
     tokens = recipe.train.steps * recipe.train.tokens_per_step

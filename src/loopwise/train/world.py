@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from loopwise.config import InputError
 from loopwise.hardware import pick_device
 from loopwise.model.recurrent import RecurrentLM
-from loopwise.train.config import Recipe
+from loopwise.train.config import Recipe, check_batch
 from loopwise.train.optim import whole
 
 
@@ -60,12 +60,7 @@ def enter(device: str = "auto") -> World:
 
 def check(recipe: Recipe, world: World) -> None:
     """Refuse combinations that cannot work, before anything is built."""
-    parts = world.size * recipe.train.accumulation
-    if recipe.train.batch_size % parts:
-        raise InputError(
-            f"recipe field 'train.batch_size' is {recipe.train.batch_size}: make it a multiple of "
-            f"{parts} (processes x train.accumulation)"
-        )
+    check_batch(recipe.train, world.size)
     if world.size > 1 and recipe.train.parallel == "fsdp" and recipe.train.optimizer == "muon":
         raise InputError("recipe field 'train.optimizer' is 'muon': it needs whole matrices, use train.parallel ddp")
 

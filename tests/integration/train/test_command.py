@@ -73,13 +73,13 @@ def test_dry_run_starts_nothing(
 
 def test_sweep(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "micro", "--data", str(data), "--out", str(tmp_path / "s"), *TINY, "--train.tokens", "1k"]
-    words += ["--sweep", "depth.mean=2,4", "--sweep", "train.seed=0,1"]
+    words += ["--model.max_depth", "8", "--depth.max", "8", "--sweep", "depth.mean=2,4", "--sweep", "train.seed=1"]
     status, text, _ = call(capsys, *words, "--json")
     assert status == 0
     found = json.loads(text)
-    assert [row["changes"] for row in found["rows"]][1] == {"depth.mean": "2", "train.seed": "1"}
+    assert [row["changes"] for row in found["rows"]][1] == {"depth.mean": "4", "train.seed": "1"}
     assert [row["mean"] for row in found["by_mean"]] == [2.0, 4.0]
-    assert all(len(row["depths"]) == 2 for row in found["by_mean"])
+    assert all(len(row["depths"]) == 1 for row in found["by_mean"])
     before = (tmp_path / "s/mean4,seed1/metrics.jsonl").stat().st_mtime_ns
     status, text, _ = call(capsys, *words)
     assert status == 0

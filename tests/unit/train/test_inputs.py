@@ -49,10 +49,8 @@ def test_one_set_may_be_renamed(folder: Path, tmp_path: Path) -> None:
 
 
 def test_mixture_follows_the_recipe(folder: Path) -> None:
-    made = _mixed(
-        Source(name="a", text="a.jsonl", weight=1, final_weight=0),
-        Source(name="b", text="b.jsonl", weight=0, final_weight=1),
-    )
+    first = Source(name="a", text="a.jsonl", weight=1, final_weight=0)
+    made = _mixed(first, Source(name="b", text="b.jsonl", weight=0, final_weight=1))
     inputs = open_inputs(folder, made, ALONE)
     assert set(inputs.train.sources(0)) == {"a"}
     assert set(inputs.train.sources(20)) == {"b"}

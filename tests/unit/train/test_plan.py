@@ -60,9 +60,11 @@ def test_truncated_backprop_counts_only_the_last_passes() -> None:
 
 
 def test_bad_assumptions() -> None:
+    with pytest.raises(InputError, match="multiple of 512"):
+        plan(recipe("base-135m"), budget("h100", mfu=0.4, processes=8))
     with pytest.raises(InputError, match="did you mean 'rtx-4090'"):
         budget("rtx4090", mfu=0.3)
-    with pytest.raises(InputError, match="mfu is 1.5"):
+    with pytest.raises(InputError, match=r"mfu is 1\.5"):
         budget("h100", mfu=1.5)
 
 
