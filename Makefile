@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := demo,serve,hf,eval,dev
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+SOURCES := src tests $(wildcard benchmarks)
 # Side by side with other work, one OpenMP thread is several times faster than two.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: setup demo test test-all check bench docs gpu study figures saturation clean
+.PHONY: setup demo test test-all check bench docs gpu study saturation clean help
 
-setup: $(STAMP)
+setup: $(STAMP)  ## .venv with everything for development; a second run is instant
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Loopwise needs Python >= 3.11; set PYTHON=") if sys.version_info < (3, 11) else 0'
@@ -32,8 +33,8 @@ test-all: setup  ## slow tests too
 	$(BIN)/python -m pytest tests -m "not gpu"
 
 check: setup  ## style, types, import layers
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
@@ -43,7 +44,7 @@ bench: setup  ## every benchmark with its baselines; records under benchmarks/re
 docs: setup  ## check that every link and file name in the documentation exists
 	$(BIN)/python -m pytest tests/unit/test_repository.py
 
-gpu: setup  ## at most eight minutes on one CUDA device
+gpu: setup  ## parity tests and benchmarks; at most eight minutes on one CUDA device
 	bash benchmarks/gpu.sh
 
 study: setup  ## the whole study on what the repository ships; writes docs/study
@@ -53,5 +54,8 @@ saturation: setup  ## nine runs over training mean and seed, then samplers; hour
 	$(BIN)/loopwise train tiny --data $(DATA) --out $(or $(OUT),runs/saturation)/means --sweep depth.mean=2,4,8 --sweep train.seed=0,1,2
 	$(BIN)/loopwise train tiny --data $(DATA) --out $(or $(OUT),runs/saturation)/samplers --sweep depth.kind=lognormal,poisson-lognormal,fixed,uniform
 
-clean:
-	rm -rf build dist .pytest_cache .ruff_cache .hypothesis
+help:
+	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' Makefile
+
+clean:  ## remove what builds and tests left, not the virtual environment
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
