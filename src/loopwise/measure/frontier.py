@@ -66,7 +66,7 @@ class Ground:
         group, kind = groups(found.index)
         weights = draw_weights(int(group.max()) + 1, draws=draws, seed=seed)
         policies = [Policy.parse(f"depth={d}") for d in range(1, found.max_depth + 1)]
-        fixed = [Entry(d, p, replay(found, p)) for d, p in enumerate(policies, 1)]
+        fixed = [Entry(float(d), p, replay(found, p)) for d, p in enumerate(policies, 1)]
         sums = _sums(fixed, cost, found.index["position"], group)
         return cls(found=found, cost=cost, reference=reference, tolerance=tolerance, group=group, group_kind=kind,
                    weights=weights, fixed=fixed, fixed_sums=sums)  # fmt: skip
@@ -110,7 +110,7 @@ class Ground:
 def _sums(entries: list[Entry], cost: Cost, position: np.ndarray, group: np.ndarray) -> Sums:
     count = int(group.max()) + 1
     columns = [
-        [entry.outcome.nll, entry.outcome.depth, token_flops(entry.outcome, entry.policy, cost, position)]
+        [entry.outcome.nll, entry.outcome.depth, token_flops(entry.outcome.depth, entry.policy, cost, position)]
         for entry in entries
     ]
     return Sums(*(group_sums(np.stack([c[i] for c in columns]), group, count) for i in range(3)))

@@ -72,7 +72,8 @@ def fit(found: Labelled, *, pooled: bool = False, strength: float = 1.0) -> Prob
     parts = [(flat, found.changes.ravel())] if pooled else list(zip(found.states, found.changes, strict=True))
     rows = [_regress(((x - mean) / scale).numpy(), y, strength) for x, y in parts]
     weight = torch.tensor(np.stack([w for w, _ in rows]), dtype=torch.float32)
-    return Probe(weight, torch.tensor([b for _, b in rows], dtype=torch.float32), mean, scale)
+    bias = torch.tensor([b for _, b in rows], dtype=torch.float32)
+    return Probe(weight=weight, bias=bias, mean=mean, scale=scale)
 
 
 def _regress(x: np.ndarray, y: np.ndarray, strength: float) -> tuple[np.ndarray, float]:

@@ -94,18 +94,18 @@ def reads_out(rule: Rule, signal: Signal | None, depth: int) -> bool:
 
 
 def token_flops(
-    outcome: Outcome, policy: Policy, cost: Cost, position: Int[np.ndarray, "tokens"]
+    depth: Int[np.ndarray, "tokens"], policy: Policy, cost: Cost, position: Int[np.ndarray, "tokens"]
 ) -> Float[np.ndarray, "tokens"]:
-    """FLOPs of each token, every readout and check included; attention over the keys that the token really has."""
+    """FLOPs of each token that left at `depth` under a bound policy, every readout and check included, with attention
+    over the keys that it really has (its position and all before it)."""
     config, signal = cost.config, policy.reads
-    each = signal.flops(config.d_model, config.vocab_size) if signal else 0
-    # Cost.flops is plain arithmetic, so arrays pass through it.
-    return cost.flops(  # type: ignore[return-value]
-        outcome.depth,  # type: ignore[arg-type]
-        keys=position + 1,  # type: ignore[arg-type]
-        readouts=outcome.readouts,  # type: ignore[arg-type]
-        check_flops=outcome.checks * each,  # type: ignore[arg-type]
+    check = signal.flops(config.d_model, config.vocab_size) if signal else 0
+    rows = [(float(d), float(r), float(c * check)) for d, (r, c) in enumerate(zip(*spent(policy), strict=True), 1)]
+    # The cost is linear in the number of keys: its value without any, and what each adds.
+    none, one = (
+        np.array([cost.flops(d, keys=keys, readouts=r, check_flops=c) for d, r, c in rows]) for keys in (0.0, 1.0)
     )
+    return none[depth - 1] + (one - none)[depth - 1] * (position + 1)
 
 
 def threshold_grid(found: Trace, signal: str, *, size: int, last: int, first: int) -> list[float]:

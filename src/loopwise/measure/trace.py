@@ -113,7 +113,7 @@ def trace(
     batch_tokens: int = BATCH_TOKENS,
     progress: Progress = lambda tokens: None,
 ) -> Trace:
-    """Record `signals` (default: all that need no fitted tensors, and those that `probe` has the tensors for), loss and top-1 id.
+    """Record `signals`, loss and top-1 id. Default: all signals that need no fitted tensors or find them in `probe`.
 
     `progress` is told how many more tokens are done. Depths beyond the model's raise `InputError`.
     """

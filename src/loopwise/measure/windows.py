@@ -19,7 +19,7 @@ from loopwise.config import InputError
 from loopwise.data.tokenizer import Tokenizer
 from loopwise.records import sha256
 
-POOL = 8  # with a token budget, this many times the budget is read before windows are chosen
+POOL, POOL_DOCUMENTS = 8, 64  # with a token budget, this many times the budget and as many documents are read
 MIN_GROUPS = 8  # with fewer documents, confidence intervals resample windows
 
 
@@ -95,11 +95,6 @@ class Windows:
             yield Batch(self, order[start : start + count], device)
             start += count
 
-    def head(self, max_tokens: int) -> "Windows":
-        """The first windows, at most `max_tokens` predictions of them and at least one window."""
-        count = max(1, int((np.cumsum(self.lengths) <= max_tokens).sum()))
-        return self.take(np.arange(count))
-
     def take(self, chosen: Int[np.ndarray, "windows"]) -> "Windows":
         """Some of the windows; documents are numbered anew."""
         documents, numbers = np.unique(self.document[chosen], return_inverse=True)
@@ -121,13 +116,15 @@ def pack(
     context: int,
     max_tokens: int | None = None,
     exclude: frozenset[str] = frozenset(),
+    lead: bool = True,
 ) -> Windows:
     """Tokenise documents and cut them into windows.
 
-    With `max_tokens`, documents are read until `POOL` times that many tokens are there, and windows are then taken
-    from the documents in turn (all first windows, all second ones, ...), so that a budget covers many documents; the
-    last window is cut to meet it. Documents whose hash is in `exclude` are left out. Text without a single document
-    raises `InputError`.
+    With `max_tokens`, documents are read until `POOL` times that many tokens and `POOL_DOCUMENTS` documents are there
+    (or the text ends), and windows are then taken from the documents in turn (all first windows, all second ones, ...),
+    so that a budget covers many documents; the last window is cut to meet it. Documents whose hash is in `exclude` are
+    left out. Without `lead` no EOS goes before a document, and its first token is not predicted. Text without a single
+    document raises `InputError`.
     """
     pieces: list[list[np.ndarray]] = []
     hashes: list[str] = []
@@ -136,12 +133,12 @@ def pack(
         digest = sha256(text.encode())
         if digest in exclude:
             continue
-        ids = np.array([tokenizer.eos_id, *tokenizer.encode_document(text)], dtype=np.int32)
+        ids = np.array([tokenizer.eos_id] * lead + tokenizer.encode_document(text), dtype=np.int32)
         cuts = [*range(0, len(ids) - 1, context), len(ids) - 1]
         pieces.append([ids[a : b + 1] for a, b in pairwise(cuts)])
         hashes.append(digest)
         read += len(ids) - 1
-        if max_tokens is not None and read >= POOL * max_tokens:
+        if max_tokens is not None and read >= POOL * max_tokens and len(pieces) >= POOL_DOCUMENTS:
             break
     if not pieces:
         raise InputError("the text has no document to evaluate: give text with at least one document that is not blank")
