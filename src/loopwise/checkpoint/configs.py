@@ -26,7 +26,10 @@ def _get(config: Foreign, key: str) -> Any:
     return config[key]
 
 
-def _rows(names: Names, name: str) -> int:
+def _rows(c: Foreign, names: Names, name: str) -> int:
+    """Rows of the embedding: as stored, or what the configuration says while there are no weights yet."""
+    if not names:
+        return c.get("padded_vocab_size") or _get(c, "vocab_size")
     if name not in names:
         raise InputError(f"tensor '{name}' is missing: the weights do not belong to this config.json")
     return names[name].shape[0]
@@ -58,10 +61,18 @@ def _deepest(mean: float) -> dict[str, Any]:
 
 
 def _raven(c: Foreign, names: Names, **changes: Any) -> ModelConfig:
-    _only(c, injection_type="linear", bias=False, mlp_class_name="GatedMLP", nonlin_name="SiLU",
-          norm_class_name="RMSNorm_llama", block_class_name="SandwichBlock", test_time_noise=(0, 0.0, None))
+    _only(
+        c,
+        injection_type="linear",
+        bias=False,
+        mlp_class_name="GatedMLP",
+        nonlin_name="SiLU",
+        norm_class_name="RMSNorm_llama",
+        block_class_name="SandwichBlock",
+        test_time_noise=(0, 0.0, None),
+    )
     shared = {
-        "vocab_size": _rows(names, "transformer.wte.weight"),
+        "vocab_size": _rows(c, names, "transformer.wte.weight"),
         "d_model": _get(c, "n_embd"),
         "num_heads": _get(c, "n_heads"),
         "num_kv_heads": c.get("num_key_value_heads"),
@@ -83,8 +94,16 @@ def huginn(c: Foreign, names: Names) -> ModelConfig:
     """Huginn: norms on the residual sum, adjacent-pair rotary, the final norm twice. The random initial state of the
     official code becomes a zero state (its `init_scale=0`)."""
     return _raven(
-        c, names, family="huginn", context=_get(c, "block_size"), norm="residual", coda_norm=True, head_dim=None,
-        rope="adjacent", rope_dtype="float32", rope_theta=float(_get(c, "rope_base")),
+        c,
+        names,
+        family="huginn",
+        context=_get(c, "block_size"),
+        norm="residual",
+        coda_norm=True,
+        head_dim=None,
+        rope="adjacent",
+        rope_dtype="float32",
+        rope_theta=float(_get(c, "rope_base")),
         attention_bias=bool(_get(c, "qk_bias")),
     )
 
@@ -115,7 +134,7 @@ def _hf(c: Foreign, names: Names) -> dict[str, Any]:
     kinds = c.get("layer_types") or ["sliding_attention" if _slides(c) else "full_attention"] * layers
     windows = tuple(window if kind == "sliding_attention" else 0 for kind in kinds[:layers])
     return {
-        "vocab_size": _rows(names, "model.embed_tokens.weight"),
+        "vocab_size": _rows(c, names, "model.embed_tokens.weight"),
         "d_model": _get(c, "hidden_size"),
         "num_heads": _get(c, "num_attention_heads"),
         "num_kv_heads": c.get("num_key_value_heads"),
@@ -144,8 +163,13 @@ def ouro(c: Foreign, names: Names) -> ModelConfig:
     """Ouro: the whole stack loops, the final norm runs after every loop and is carried, a gate reads each state."""
     steps = _get(c, "total_ut_steps")
     changes = {
-        "family": "ouro", "norm": "sandwich", "state_norm": True, "final_norm": False, "exit_gate": True,
-        "mean_depth": float(steps), "max_depth": 2 * steps,
+        "family": "ouro",
+        "norm": "sandwich",
+        "state_norm": True,
+        "final_norm": False,
+        "exit_gate": True,
+        "mean_depth": float(steps),
+        "max_depth": 2 * steps,
     }
     return ModelConfig(**{**_hf(c, names), **changes})
 
@@ -166,29 +190,66 @@ def parcae(c: Foreign, names: Names) -> ModelConfig:
     """Parcae: pre-norm blocks, discretised diagonal injection, a projection before the coda, value embeddings where
     both the table and the gate exist. Random initial states become a zero state."""
     d, heads = _get(c, "n_embd"), _get(c, "num_attention_heads")
-    _only(c, recurrent_embedding_dimension=d, recurrent_num_attention_heads=(None, heads), clip_qkv=None, bias=False,
-          qk_bias=False, block_class_name="TransformerPreNormBlock", norm_class_name="RMSNorm", mlp_class_name="BaseMLP",
-          nonlin_name="ReLU2", num_key_value_heads=heads, mup_model_scaling_factor=1, use_abacus=False,
-          debias_attention=False, center_attention=False, injection_type=("diagonal", "linear", "add"))
+    _only(
+        c,
+        recurrent_embedding_dimension=d,
+        recurrent_num_attention_heads=(None, heads),
+        clip_qkv=None,
+        bias=False,
+        qk_bias=False,
+        block_class_name="TransformerPreNormBlock",
+        norm_class_name="RMSNorm",
+        mlp_class_name="BaseMLP",
+        nonlin_name="ReLU2",
+        num_key_value_heads=heads,
+        mup_model_scaling_factor=1,
+        use_abacus=False,
+        debias_attention=False,
+        center_attention=False,
+        injection_type=("diagonal", "linear", "add"),
+    )
     rope, core = _get(c, "rope_settings"), _get(c, "recurrent_intermediation_embedding_dimension")
     _only(rope, use_rope=True)
     condense = float(rope.get("rope_condense_ratio", 1))
     stages = [_get(c, f"n_layers_in_{stage}") for stage in ("prelude", "recurrent_block", "coda")]
-    blocks = [f"transformer.{name}.{i}" for name, n in zip(("prelude", "core_block", "coda"), stages, strict=True)
-              for i in range(n)]
+    blocks = [
+        f"transformer.{name}.{i}"
+        for name, n in zip(("prelude", "core_block", "coda"), stages, strict=True)
+        for i in range(n)
+    ]
     gates = [f"{block}.attn.ve_gate.weight" for block in blocks]
     layers = tuple(i for i, gate in enumerate(gates) if gate in names and f"value_embeds.{i}.weight" in names)
     scale = math.sqrt(d) if str(c.get("init_strategy", "")).startswith("takase") else 1.0
     injection = {"diagonal": "ssm", "linear": "concat", "add": "add"}[_get(c, "injection_type")]
     return ModelConfig(
-        family="parcae", vocab_size=_rows(names, "transformer.wte.weight"), d_model=d, num_heads=heads,
-        d_ff=_get(c, "intermediate_size"), core_d_ff=core, prelude_layers=stages[0], core_layers=stages[1],
-        coda_layers=stages[2], context=_get(c, "block_size"), norm="pre", norm_eps=_get(c, "norm_eps"), rope="adjacent",
-        rope_theta=float(_get(rope, "rope_base")), rope_dtype="float32", mlp="half_relu2", injection=injection,
-        rope_scaling="none" if condense == 1 else "linear", rope_factor=condense, embed_scale=scale,
-        qk_norm="rotated" if c.get("qk_norm") else "none", qk_norm_eps=2.0**-23, coda_projection=True,
-        prelude_norm=bool(c.get("prelude_norm")), tied=bool(c.get("tie_embeddings")), value_layers=layers,
-        value_gate=names[gates[layers[0]]].shape[1] if layers else 32, logit_softcap=c.get("logit_softcap"),
+        family="parcae",
+        vocab_size=_rows(c, names, "transformer.wte.weight"),
+        d_model=d,
+        num_heads=heads,
+        d_ff=_get(c, "intermediate_size"),
+        core_d_ff=core,
+        prelude_layers=stages[0],
+        core_layers=stages[1],
+        coda_layers=stages[2],
+        context=_get(c, "block_size"),
+        norm="pre",
+        norm_eps=_get(c, "norm_eps"),
+        rope="adjacent",
+        rope_theta=float(_get(rope, "rope_base")),
+        rope_dtype="float32",
+        mlp="half_relu2",
+        injection=injection,
+        rope_scaling="none" if condense == 1 else "linear",
+        rope_factor=condense,
+        embed_scale=scale,
+        qk_norm="rotated" if c.get("qk_norm") else "none",
+        qk_norm_eps=2.0**-23,
+        coda_projection=True,
+        prelude_norm=bool(c.get("prelude_norm")),
+        tied=bool(c.get("tie_embeddings")),
+        value_layers=layers,
+        value_gate=names[gates[layers[0]]].shape[1] if layers else 32,
+        logit_softcap=c.get("logit_softcap"),
         **_deepest(_get(c, "mean_recurrence")),
     )
 
@@ -199,18 +260,36 @@ def nanochat(c: Foreign, names: Names) -> ModelConfig:
     c = c.get("model_config", c)
     d, length, mode = _get(c, "n_embd"), _get(c, "sequence_len"), c.get("input_injection", "inject_init_prelude")
     _only(c, input_injection=("inject_init_prelude", "inject_init_random", "passthrough"))
-    stages = {f"{ours}_layers": _get(c, key) for ours, key in
-              (("prelude", "n_prelude"), ("core", "n_recur_block"), ("coda", "n_coda"))}
+    stages = {
+        f"{ours}_layers": _get(c, key)
+        for ours, key in (("prelude", "n_prelude"), ("core", "n_recur_block"), ("coda", "n_coda"))
+    }
     pattern = _get(c, "window_pattern").upper()
     near = [length // 2 if pattern[i % len(pattern)] == "S" else length for i in range(sum(stages.values()))]
     near[-1] = length
     return ModelConfig(
-        family="nanochat", vocab_size=_get(c, "vocab_size"), d_model=d, num_heads=_get(c, "n_head"),
-        num_kv_heads=_get(c, "n_kv_head"), d_ff=4 * d, **stages, context=length, norm="residual", norm_eps=1e-6,
-        rope="half", rope_dtype="bfloat16", qk_norm="rotated", mlp="relu2", embed_norm=True, state_norm=True,
+        family="nanochat",
+        vocab_size=_get(c, "vocab_size"),
+        d_model=d,
+        num_heads=_get(c, "n_head"),
+        num_kv_heads=_get(c, "n_kv_head"),
+        d_ff=4 * d,
+        **stages,
+        context=length,
+        norm="residual",
+        norm_eps=1e-6,
+        rope="half",
+        rope_dtype="bfloat16",
+        qk_norm="rotated",
+        mlp="relu2",
+        embed_norm=True,
+        state_norm=True,
         injection="none" if mode == "passthrough" else "concat",
-        state_init="zero" if mode == "inject_init_random" else "embed", tied=False,
-        exit_gate="exit_gate.proj.weight" in names, logit_softcap=float(c.get("logit_softcap", 15.0)),
-        windows=tuple(n + 1 for n in near), mean_depth=float(_get(c, "train_recur_mean")),
+        state_init="zero" if mode == "inject_init_random" else "embed",
+        tied=False,
+        exit_gate="exit_gate.proj.weight" in names,
+        logit_softcap=float(c.get("logit_softcap", 15.0)),
+        windows=tuple(n + 1 for n in near),
+        mean_depth=float(_get(c, "train_recur_mean")),
         max_depth=max(_get(c, "train_recur_max"), 2 * math.ceil(c["train_recur_mean"])),
     )

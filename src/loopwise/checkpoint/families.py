@@ -51,7 +51,8 @@ class Family(NamedTuple):
             for i in range(getattr(config, f"{stage}_layers")):
                 fill = {"i": i, "layer": first[stage] + i}
                 for target, (kind, *sources) in self.block.items():
-                    names = tuple((s if s.startswith("/") else f"{theirs}.{s}").lstrip("/").format(**fill) for s in sources)
+                    paths = (s[1:] if s.startswith("/") else f"{theirs}.{s}" for s in sources)
+                    names = tuple(path.format(**fill) for path in paths)
                     found.append(Entry(f"{ours[stage]}.{i}.{target}", kind, names))
         return found
 
@@ -87,6 +88,8 @@ _POST_NORMS: Rows = {"norm_2.weight": ("same", "norm_1.weight"), "norm_4.weight"
 def _raven(config: Foreign, names: Names, *, norms: int, qk_norm: bool) -> bool:
     if config.get("model_type") != "huginn_raven":
         return False
+    if not names:  # planned from config.json alone: converted models carry their source's rope_theta
+        return norms == (2 if config.get("rope_theta") else 4)
     found = sum(f"transformer.core_block.0.norm_{n}.weight" in names for n in (1, 2, 3, 4))
     return (found, "transformer.core_block.0.attn.q_norm.weight" in names) == (norms, qk_norm)
 
@@ -178,37 +181,70 @@ def _unused_values(name: str, config: ModelConfig) -> bool:
 FAMILIES: dict[str, Family] = {
     "huginn": Family(
         lambda c, names: _raven(c, names, norms=4, qk_norm=False),
-        configs.huginn, _RAVEN_OUTSIDE, _RAVEN_BLOCK | _FOUR_NORMS, _RAVEN_STAGES, _RAVEN_TWINS, _rope_table,
+        configs.huginn,
+        _RAVEN_OUTSIDE,
+        _RAVEN_BLOCK | _FOUR_NORMS,
+        _RAVEN_STAGES,
+        _RAVEN_TWINS,
+        _rope_table,
     ),
     "retrofit-llama": Family(
         lambda c, names: _raven(c, names, norms=2, qk_norm=False),
-        configs.retrofit_llama, _RAVEN_OUTSIDE, _RAVEN_BLOCK | _PRE_NORMS, _RAVEN_STAGES, _RAVEN_TWINS,
+        configs.retrofit_llama,
+        _RAVEN_OUTSIDE,
+        _RAVEN_BLOCK | _PRE_NORMS,
+        _RAVEN_STAGES,
+        _RAVEN_TWINS,
     ),
     "retrofit-olmo": Family(
         lambda c, names: _raven(c, names, norms=2, qk_norm=True),
-        configs.retrofit_olmo, _RAVEN_OUTSIDE, _RAVEN_BLOCK | _POST_NORMS, _RAVEN_STAGES, _RAVEN_TWINS,
+        configs.retrofit_olmo,
+        _RAVEN_OUTSIDE,
+        _RAVEN_BLOCK | _POST_NORMS,
+        _RAVEN_STAGES,
+        _RAVEN_TWINS,
     ),
     "ouro": Family(
         lambda c, names: c.get("model_type") == "ouro",
-        configs.ouro, _HF_OUTSIDE | _OURO_OUTSIDE, _HF_BLOCK | _OURO_BLOCK, {"core": "model.layers.{i}"}, _HF_TWINS,
+        configs.ouro,
+        _HF_OUTSIDE | _OURO_OUTSIDE,
+        _HF_BLOCK | _OURO_BLOCK,
+        {"core": "model.layers.{i}"},
+        _HF_TWINS,
     ),
     "parcae": Family(
         lambda c, names: "recurrent_embedding_dimension" in c,
-        configs.parcae, _RAVEN_OUTSIDE | _PARCAE_OUTSIDE, _PARCAE_BLOCK | _PRE_NORMS, _RAVEN_STAGES, _RAVEN_TWINS,
+        configs.parcae,
+        _RAVEN_OUTSIDE | _PARCAE_OUTSIDE,
+        _PARCAE_BLOCK | _PRE_NORMS,
+        _RAVEN_STAGES,
+        _RAVEN_TWINS,
         _unused_values,
     ),
     "nanochat": Family(
         lambda c, names: "n_recur_block" in c.get("model_config", c),
-        configs.nanochat, _NANOCHAT_OUTSIDE, _NANOCHAT_BLOCK,
-        {stage: f"transformer.{theirs}.{{i}}" for stage, theirs in
-         (("prelude", "prelude"), ("core", "recur"), ("coda", "coda"))},
+        configs.nanochat,
+        _NANOCHAT_OUTSIDE,
+        _NANOCHAT_BLOCK,
+        {
+            stage: f"transformer.{theirs}.{{i}}"
+            for stage, theirs in (("prelude", "prelude"), ("core", "recur"), ("coda", "coda"))
+        },
     ),
     "llama": Family(
         lambda c, names: c.get("model_type") in configs.PLAIN and c["model_type"] != "olmo2",
-        configs.plain, _HF_OUTSIDE, _HF_BLOCK | _LLAMA_BLOCK, {"core": "model.layers.{i}"}, _HF_TWINS,
+        configs.plain,
+        _HF_OUTSIDE,
+        _HF_BLOCK | _LLAMA_BLOCK,
+        {"core": "model.layers.{i}"},
+        _HF_TWINS,
     ),
     "olmo2": Family(
         lambda c, names: c.get("model_type") == "olmo2",
-        configs.plain, _HF_OUTSIDE, _HF_BLOCK | _OLMO_BLOCK, {"core": "model.layers.{i}"}, _HF_TWINS,
+        configs.plain,
+        _HF_OUTSIDE,
+        _HF_BLOCK | _OLMO_BLOCK,
+        {"core": "model.layers.{i}"},
+        _HF_TWINS,
     ),
 }

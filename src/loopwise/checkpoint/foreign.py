@@ -13,17 +13,26 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from loopwise.checkpoint import gguf
 from loopwise.checkpoint.families import FAMILIES, Entry, Family
-from loopwise.checkpoint.native import Checkpoint, expected_shapes, fetch, replace_folder
-from loopwise.checkpoint.tensors import CODES, DTYPES, Facts, Folder, Tensors, write_shards, write_stream
+from loopwise.checkpoint.native import Checkpoint, build, expected_shapes, fetch, replace_folder
+from loopwise.checkpoint.tensors import CODES, DTYPES, Facts, Folder, Held, Tensors, write_shards, write_stream
 from loopwise.checkpoint.transforms import TRANSFORMS
 from loopwise.config import InputError, ModelConfig
 from loopwise.model.layers import Rotary
+from loopwise.model.recurrent import RecurrentLM
 from loopwise.records import read_json, write_json
 
 COMPANIONS = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
-    "chat_template.jinja", "vocab.json", "merges.txt", "tokenizer.model", "added_tokens.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "added_tokens.json",
 )
 SOURCE, KEPT = "source.json", "source.safetensors"
 MAX_LISTED = 5
@@ -33,7 +42,8 @@ class Plan(NamedTuple):
     """A foreign checkpoint understood but not yet read.
 
     `entries` make our tensors, `twins` are tensors of theirs that repeat another one, `carried` those that no
-    computation uses; `unmapped` are theirs that nothing accounts for and `missing` those that we need.
+    computation uses; `unmapped` are theirs that nothing accounts for and `missing` those that we need. `export`
+    replaces what `source.json` says (None: the checkpoint's own description; empty: it cannot be exported back).
     """
 
     name: str
@@ -45,6 +55,7 @@ class Plan(NamedTuple):
     carried: list[str]
     unmapped: list[str]
     missing: list[str]
+    export: Mapping[str, Any] | None = None
 
     @property
     def params(self) -> int:
@@ -76,20 +87,37 @@ def make_plan(foreign: Mapping[str, Any], tensors: Tensors) -> Plan:
     return Plan(name, config, foreign, tensors, entries, twins, carried, sorted(set(rest) - set(carried)), missing)
 
 
-def open_foreign(name: str) -> tuple[Path, Plan]:
-    """Find a foreign checkpoint by folder or hub id and plan its import."""
+class Opened(NamedTuple):
+    """A foreign checkpoint: its plan and where its tokenizer files lie."""
+
+    plan: Plan
+    companions: Path | None
+
+
+def open_foreign(name: str) -> Opened:
+    """Find a foreign checkpoint and plan its import. `name` is a folder, a hub id, a GGUF file, a folder with one GGUF
+    file and no safetensors, or `package:NAME` for weights that an installed package brings."""
     folder = find(name)
-    return folder, make_plan(read_json(folder / "config.json"), Folder(folder))
+    if folder.suffix == ".gguf":
+        foreign, tensors = gguf.load(folder)
+        return Opened(make_plan(foreign, Held(tensors)), folder)
+    return Opened(make_plan(read_json(folder / "config.json"), Folder(folder)), folder)
 
 
 def find(name: str) -> Path:
-    """A local folder, or a hub id fetched to one; raises `InputError`."""
-    path = Path(name).expanduser()
-    if path.exists() or name.count("/") != 1 or name.startswith((".", "/", "~")):
-        if not path.is_dir():
-            raise InputError(f"source '{name}' is no folder: give the folder with config.json and safetensors weights")
+    """The folder or GGUF file that `name` stands for (see `open_foreign`); raises `InputError`."""
+    package = name.removeprefix("package:")
+    path = Path(name).expanduser() if package == name else gguf.package_folder(package)
+    if path.is_dir():
+        files = [] if (path / "config.json").is_file() else sorted(path.glob("*.gguf"))
+        if len(files) > 1:
+            raise InputError(f"source '{name}' holds {len(files)} GGUF files: name one of them")
+        return files[0] if files else path
+    if path.is_file() and path.suffix == ".gguf":
         return path
-    return fetch(name)
+    if name.count("/") == 1 and not path.exists() and not name.startswith((".", "/", "~")):
+        return fetch(name)
+    raise InputError(f"source '{name}' is no checkpoint: give a folder with config.json and weights, or a .gguf file")
 
 
 def check(plan: Plan) -> None:
@@ -122,12 +150,27 @@ def from_foreign(plan: Plan, out: Path, *, companions: Path | None = None) -> Pa
     _check_twins(plan)
     kept = _kept(plan)
     if kept:
-        write_stream(temporary / KEPT, {n: Facts(tuple(t.shape), CODES[t.dtype], KEPT) for n, t in kept.items()},
-                     kept.items())
+        write_stream(
+            temporary / KEPT, {n: Facts(tuple(t.shape), CODES[t.dtype], KEPT) for n, t in kept.items()}, kept.items()
+        )
     write_json(temporary / "config.json", plan.config.to_dict())
-    write_json(temporary / SOURCE, _describe(plan))
+    description = _describe(plan) if plan.export is None else plan.export
+    if description:
+        write_json(temporary / SOURCE, description)
     copy_companions(companions, temporary)
     return replace_folder(temporary, out)
+
+
+def materialise(plan: Plan) -> RecurrentLM:
+    """The planned model in memory, fp32, in evaluation mode; nothing is written."""
+    check(plan)
+    state = {name: tensor.float() for name, tensor in _joined(plan, expected_shapes(plan.config))}
+    return build(plan.config, state)
+
+
+def stored_dtype(plan: Plan, target: str) -> str:
+    """Dtype code that our tensor `target` is stored in."""
+    return next(_dtype(plan, entry) for entry in plan.entries if entry.target == target)
 
 
 def _dtype(plan: Plan, entry: Entry) -> str:
@@ -148,7 +191,7 @@ def _joined(plan: Plan, shapes: Mapping[str, torch.Size]) -> Iterator[tuple[str,
         try:
             made = TRANSFORMS[entry.transform].join(parts, plan.config)
         except RuntimeError as error:  # torch's word for shapes that do not fit together
-            raise InputError(f"tensors {entry.sources} do not fit config.json ({error}): check the checkpoint") from None
+            raise InputError(f"tensors {entry.sources} do not fit config.json ({error}): check them") from None
         if made.shape != shapes[entry.target]:
             raise InputError(
                 f"tensor '{entry.sources[0]}' gives shape {list(made.shape)}, config.json says "
@@ -160,7 +203,7 @@ def _joined(plan: Plan, shapes: Mapping[str, torch.Size]) -> Iterator[tuple[str,
 def _check_twins(plan: Plan) -> None:
     for twin, of in plan.twins.items():
         if not torch.equal(plan.tensors.read(twin), plan.tensors.read(of)):
-            raise InputError(f"tensors '{twin}' and '{of}' differ although config.json ties them: untie it, or mend them")
+            raise InputError(f"tensors '{twin}' and '{of}' differ although config.json ties them: mend the checkpoint")
 
 
 def _kept(plan: Plan) -> dict[str, Tensor]:
@@ -197,7 +240,10 @@ def _describe(plan: Plan) -> dict[str, Any]:
 
 
 def copy_companions(source: Path | None, target: Path) -> None:
-    """Copy tokenizer and generation files that lie beside weights."""
+    """Copy tokenizer and generation files that lie beside weights (or are inside a GGUF file)."""
+    if source and source.suffix == ".gguf":
+        gguf.write_tokenizer(source, target)
+        return
     for name in COMPANIONS if source else ():
         if source and (source / name).is_file():
             shutil.copyfile(source / name, target / name)
@@ -215,7 +261,9 @@ def to_foreign(checkpoint: Checkpoint, out: Path) -> Path:
     native = Folder(checkpoint.folder)
     kept = Kept(checkpoint.folder)
     made = {
-        name: entry for entry in FAMILIES[source["family"]].entries(checkpoint.config) for name in entry.sources
+        name: entry
+        for entry in FAMILIES[source["family"]].entries(checkpoint.config)
+        for name in entry.sources
         if entry.target in native.facts
     }
 
@@ -251,7 +299,9 @@ class Kept:
         return self.inside.read(name) if self.inside and name in self.inside.facts else None
 
 
-def _split(native: Tensors, kept: Kept, entry: Entry, name: str, facts: Mapping[str, Facts], config: ModelConfig) -> Tensor:
+def _split(
+    native: Tensors, kept: Kept, entry: Entry, name: str, facts: Mapping[str, Facts], config: ModelConfig
+) -> Tensor:
     rows = [facts[source].shape[0] for source in entry.sources]
     part = TRANSFORMS[entry.transform].split(native.read(entry.target), rows, config)[entry.sources.index(name)]
     rest = kept.rest(name) if entry.transform == "first_rows" else None

@@ -16,8 +16,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from loopwise.config import InputError, ModelConfig
-from loopwise.exit.signals import Probe
+from loopwise.config import InputError, ModelConfig, nearest
+from loopwise.exit.look import A2, FACTORS, RANK, Probe
 from loopwise.model.recurrent import RecurrentLM
 from loopwise.records import file_sha256, read_json, sync_folder, write_json
 
@@ -58,15 +58,23 @@ class Checkpoint:
         return load_model(self.folder / "model.safetensors", self.config, dtype=dtype, device=device)
 
     def probe(self) -> Probe | None:
-        """The A2 probe, if the checkpoint has one."""
+        """Fitted tensors that some exit signals need, if the checkpoint has any; unknown names raise `InputError`."""
         path = self.folder / "probe.safetensors"
         if not path.is_file():
             return None
         found = _read(path)
-        missing = [name for name in Probe._fields if name not in found]
-        if missing:
-            raise InputError(f"{path}: tensor '{missing[0]}' is missing: write the probe again")
-        return Probe(**{name: found[name] for name in Probe._fields})
+        unknown = sorted(found.keys() - set(Probe._fields))
+        if unknown:
+            raise InputError(f"{path}: tensor '{unknown[0]}' is unknown: {nearest(unknown[0], Probe._fields)}")
+        probe = Probe(**found)
+        lacking = probe.lacks(A2) if found.keys() & set(A2) else []
+        if lacking:
+            raise InputError(f"{path}: tensor '{lacking[0]}' is missing: write the probe again")
+        for name, tensor in found.items():
+            rows = tensor.shape[0] if name in FACTORS else RANK
+            if rows != RANK or (name not in ("bias", "distil_terms") and tensor.shape[-1] != self.config.d_model):
+                raise InputError(f"{path}: tensor '{name}' has shape {list(tensor.shape)}: fit it for this checkpoint")
+        return probe
 
 
 def open_checkpoint(name: str) -> Checkpoint:
@@ -120,7 +128,13 @@ def load_model(path: Path, config: ModelConfig, *, dtype: torch.dtype, device: t
             raise InputError(f"{path}: tensor '{key}' has shape {shapes}: config.json and the weights do not match")
         if not tensor.is_floating_point():
             raise InputError(f"{path}: tensor '{key}' has dtype {tensor.dtype}: store weights as float32, bf16 or fp16")
-    state = {key: tensor.to(device=device, dtype=dtype) for key, tensor in found.items()}
+    return build(config, {key: tensor.to(device=device, dtype=dtype) for key, tensor in found.items()}, device=device)
+
+
+def build(config: ModelConfig, state: dict[str, Tensor], *, device: torch.device | str = "cpu") -> RecurrentLM:
+    """A model in evaluation mode that holds exactly these tensors (the tied head is not among them)."""
+    with torch.device("meta"):
+        model = RecurrentLM(config)
     if config.tied:
         state["head.weight"] = state["embedding.weight"]
     model.load_state_dict(state, assign=True)

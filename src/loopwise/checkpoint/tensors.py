@@ -49,7 +49,10 @@ class Facts(NamedTuple):
 class Tensors(Protocol):
     """Named tensors that are read when asked for."""
 
-    facts: Mapping[str, Facts]
+    @property
+    def facts(self) -> Mapping[str, Facts]:
+        """What is there."""
+        ...
 
     def read(self, name: str) -> Tensor:
         """The tensor, in its stored dtype."""
