@@ -8,17 +8,10 @@ from loopwise.report.figure import Figure
 from loopwise.report.palette import BLUE, GREEN, PURPLE, VERMILLION
 from loopwise.report.run import Allocation, Convergence, Curve, Measure, TypeRow
 from loopwise.report.svg import label
-from loopwise.report.words import count, span
+from loopwise.report.words import TYPE_NAMES, count, span
 
-TYPE_NAMES: dict[str, str] = {
-    "whitespace": "whitespace",
-    "punctuation": "punctuation",
-    "digits": "digits",
-    "word_start": "word start",
-    "word_continuation": "word continuation",
-    "other": "other",
-}
 DEPTH = "depth (core passes, log scale)"
+_CUT = " (it runs out of the panel: documents differ more than depths do)"
 
 
 def loss_figure(found: Measure, allocation: Allocation | None) -> Figure:
@@ -35,18 +28,18 @@ def loss_figure(found: Measure, allocation: Allocation | None) -> Figure:
     )
 
     def body(width: float) -> Drawing:
-        low = min(curve.lows or curve.values)
-        high = max(curve.highs or curve.values)
-        y = linear("loss (nats per token)", [low, high])
+        y = linear("loss (nats per token)", reach)
         space = panel(width, x=depths(DEPTH, found.max_depth), y=y, name="loss")
         return draw(space, [line], extra=_marks(space, found.mean_depth, best.depth if best else None))
 
     first, last = curve.values[0], curve.values[-1]
+    reach, cut = _reach(curve)
     caption = (
         f"Mean loss of {count(found.tokens, 'held-out token')} when every token takes the same depth: "
         f"{first:.3f} nats at depth "
         f"{curve.depths[0]}, {last:.3f} at depth {curve.depths[-1]}. Band: 95% confidence interval, bootstrap over "
-        f"{count(found.groups, found.unit)}. {_marked(found.mean_depth, best.depth if best else None)}"
+        f"{count(found.groups, found.unit)}{_CUT if cut else ''}. "
+        f"{_marked(found.mean_depth, best.depth if best else None)}"
     )
     rows = [(d, *curve.at(d)) for d in curve.depths]
     return Figure(
@@ -57,6 +50,15 @@ def loss_figure(found: Measure, allocation: Allocation | None) -> Figure:
         rows=rows,
         draw=body,
     )
+
+
+def _reach(curve: Curve) -> tuple[list[float], bool]:
+    """What the loss axis must hold, and whether the band runs out of it: documents often differ far more from each
+    other than depths do, and the curve must stay readable."""
+    low, high = min(curve.values), max(curve.values)
+    room = 0.8 * max(high - low, 1e-3)
+    ends = [min(curve.lows or (low,)), max(curve.highs or (high,))]
+    return [max(ends[0], low - room), min(ends[1], high + room)], ends[0] < low - room or ends[1] > high + room
 
 
 def _marked(mean: float | None, best: int | None) -> str:
@@ -232,9 +234,3 @@ def _fold(histogram: Mapping[int, int], deepest: int) -> dict[int, int]:
 
 def _bin(depth: int, deepest: int, max_depth: int) -> str:
     return f"{depth}–{max_depth}" if depth == deepest < max_depth else str(depth)
-
-
-def curve_of(values: Mapping[int, float]) -> Curve:
-    """A curve without intervals."""
-    keys = tuple(sorted(values))
-    return Curve(depths=keys, values=tuple(values[k] for k in keys))

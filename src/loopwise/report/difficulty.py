@@ -12,7 +12,7 @@ from loopwise.report.words import count
 MARKERS = ("circle", "triangle", "square", "diamond", "down")
 
 
-def accuracy_figure(kind: str, rows: Sequence[Difficulty], measure: Measure) -> Figure:
+def accuracy_figure(kind: str, rows: Sequence[Difficulty], measure: Measure, deep: int) -> Figure:
     """Accuracy by fixed depth, one curve per number of steps."""
     hardest = max(r.k for r in rows)
     series = [
@@ -20,9 +20,8 @@ def accuracy_figure(kind: str, rows: Sequence[Difficulty], measure: Measure) -> 
             groups=(f"k-{r.k}",),
             name=f"{r.k} step{'s' if r.k > 1 else ''}",
             points=r.accuracy.points,
-            band=r.accuracy.band,
-            colour=depth_shade(_place(r.k, hardest, measure), measure.max_depth, dark=False).back,
-            css=f"c{_place(r.k, hardest, measure)}",
+            colour=depth_shade(_place(r.k, hardest, deep), deep, dark=False).back,
+            css=f"c{_place(r.k, hardest, deep)}",
             marker=MARKERS[(r.k - 1) % len(MARKERS)],
             size=6.5,
             tips=[f"{count(r.k, 'step')}, depth {d}: {v:.1%} of {r.count:,}" for d, v in r.accuracy.points],
@@ -43,10 +42,10 @@ def accuracy_figure(kind: str, rows: Sequence[Difficulty], measure: Measure) -> 
         f"Answers of '{kind}' puzzles that are right when every token takes the same depth, by the number of "
         "sequential steps "
         f"that the answer needs ({count(n, 'answer')}; n per curve in the table)."
-        + (" Bands: 95% intervals." if any(s.band for s in series) else "")
+        + (" 95% intervals, bootstrap over puzzles, are in the table." if rows[0].accuracy.lows else "")
     )
-    header = ("steps", "answers", *(f"depth_{d}" for d in rows[0].accuracy.depths))
-    data = [(r.k, r.count, *r.accuracy.values) for r in rows]
+    header = ("steps", "answers", "depth", "share_right", "ci_low", "ci_high")
+    data = [(r.k, r.count, d, *r.accuracy.at(d)) for r in rows for d in r.accuracy.depths]
     return Figure(
         name=f"accuracy_{kind}",
         title=f"Accuracy by depth and difficulty: {kind}",
@@ -57,11 +56,10 @@ def accuracy_figure(kind: str, rows: Sequence[Difficulty], measure: Measure) -> 
     )
 
 
-def _place(k: int, hardest: int, measure: Measure) -> int:
+def _place(k: int, hardest: int, deep: int) -> int:
     """The depth whose shade a difficulty takes: spread over the part of the scale that is legible as a line."""
-    top = measure.max_depth
-    low = top**0.42
-    return min(top, max(1, round(low * (top / low) ** ((k - 1) / max(hardest - 1, 1)))))
+    low = 1 + 0.32 * (deep - 1)
+    return min(deep, max(1, round(low + (deep - low) * (k - 1) / max(hardest - 1, 1))))
 
 
 def settle_figure(rows: Sequence[Difficulty], measure: Measure) -> Figure:

@@ -7,8 +7,9 @@ from loopwise.report.chart import Drawing
 from loopwise.report.curves import change_figure, convergence_figure, loss_figure
 from loopwise.report.difficulty import accuracy_figure, settle_figure
 from loopwise.report.figure import Figure
-from loopwise.report.frontier import cost_frontier_figure, frontier_figure, savings_figure
+from loopwise.report.frontier import cost_frontier_figure, frontier_figure
 from loopwise.report.run import Run
+from loopwise.report.savings import savings_figure
 from loopwise.report.svg import document, el, label
 
 HEADLINE_WIDTH = 900.0
@@ -25,7 +26,7 @@ def figures(run: Run) -> dict[str, Figure]:
         if measure.convergence:
             found.append(convergence_figure(measure))
         for kind in sorted({row.kind for row in measure.difficulty}):
-            found.append(accuracy_figure(kind, [r for r in measure.difficulty if r.kind == kind], measure))
+            found.append(accuracy_figure(kind, [r for r in measure.difficulty if r.kind == kind], measure, run.deep))
         if any(row.depth is not None for row in measure.difficulty):
             found.append(settle_figure(measure.difficulty, measure))
     if allocation and any(p.points for p in allocation.policies):

@@ -8,10 +8,10 @@ from typing import Any
 from loopwise.report.axis import Axis, depths, linear
 from loopwise.report.chart import Drawing, Panel, Series, draw, legend, panel
 from loopwise.report.figure import Figure
-from loopwise.report.palette import INK, OTHER, SOFT, STYLES, VERMILLION
+from loopwise.report.palette import INK, OTHER, SOFT, STYLES
 from loopwise.report.run import Allocation, Point, Policy
-from loopwise.report.svg import el, label, marker, path, rule_line
-from loopwise.report.words import count, percent, spared
+from loopwise.report.svg import el, marker
+from loopwise.report.words import count, near
 
 X_DEPTH = "mean depth (core passes, log scale)"
 X_COST = "compute, checks included (reference = 1)"
@@ -31,8 +31,8 @@ def frontier_figure(found: Allocation, tokens: int) -> Figure:
         "better. Solid: live "
         "decoding, where later tokens see the context that early exits left behind; dashed: replay of recorded "
         "curves. "
-        f"Dotted level: loss of depth {found.reference_depth} for all tokens. Ringed: the cheapest point "
-        f"{_near(found)} it. {matched}"
+        f"Zero: uniform depth {found.reference_depth} on the same tokens. Ringed: the shallowest point of each policy "
+        f"{near(found.tolerance)} it. {matched}"
         f"{_interval_words(found)}"
     )
     return Figure(
@@ -81,6 +81,9 @@ _HEADER = (
     "loss_nats",
     "loss_ci_low",
     "loss_ci_high",
+    "loss_increase",
+    "increase_ci_low",
+    "increase_ci_high",
     "agreement",
     "cost_ratio",
 )
@@ -90,12 +93,12 @@ def _rows(found: Allocation) -> list[tuple[str | float | None, ...]]:
     rows: list[tuple[str | float | None, ...]] = []
     for policy in found.policies:
         for p in policy.points:
-            low, high = p.loss_ci or (None, None)
+            ends = (*(p.loss_ci or (None, None)), p.increase, *(p.increase_ci or (None, None)))
             rows.append(
-                (policy.label, policy.mode, p.threshold, p.mean_depth, p.loss, low, high, p.agreement, p.cost_ratio)
+                (policy.label, policy.mode, p.threshold, p.mean_depth, p.loss, *ends, p.agreement, p.cost_ratio)
             )
     if found.oracle:
-        rows.append(("oracle", "replay", None, found.oracle.mean_depth, found.oracle.loss, None, None, None, None))
+        rows.append(("oracle", "replay", None, found.oracle.mean_depth, found.oracle.loss, *[None] * 7))
     return rows
 
 
@@ -114,8 +117,9 @@ def _matched_words(found: Allocation, what: str) -> str:
     return f"A1 ({a1.mode}) gets there {shown}."
 
 
-def _near(found: Allocation) -> str:
-    return f"within {found.tolerance:g} nats of" if found.tolerance else "at the loss of"
+def above(p: Point, found: Allocation) -> float:
+    """Loss above the reference depth, on the point's own tokens where that is recorded."""
+    return p.increase if p.increase is not None else p.loss - (found.reference_loss or 0.0)
 
 
 def _mean_depth(p: Point) -> float | None:
@@ -127,7 +131,7 @@ def _cost_ratio(p: Point) -> float | None:
 
 
 def _series(found: Allocation, x: Callable[[Point], float | None]) -> list[Series]:
-    return [s for s in (_policy_series(one, x) for one in found.policies) if s.points]
+    return [s for s in (_policy_series(one, x, found) for one in found.policies) if s.points]
 
 
 def _oracle(found: Allocation) -> list[Series]:
@@ -137,18 +141,23 @@ def _oracle(found: Allocation) -> list[Series]:
         return []
     tips = (f"oracle: loss {o.loss:.4f} at mean depth {o.mean_depth:.2f}",)
     look: dict[str, Any] = {"groups": ("p-oracle",), "name": "oracle (hindsight)", "colour": INK, "css": "s-oracle"}
-    star = Series(points=[(o.mean_depth, o.loss)], marker="star", joined=False, size=13.0, tips=tips, **look)
-    return [star] + ([Series(points=o.points, marker="", dotted=True, **look)] if len(o.points) > 1 else [])
+    base = found.reference_loss or 0.0
+    star = Series(points=[(o.mean_depth, o.loss - base)], marker="star", joined=False, size=13.0, tips=tips, **look)
+    return [star] + (
+        [Series(points=[(d, v - base) for d, v in o.points], marker="", dotted=True, **look)]
+        if len(o.points) > 1
+        else []
+    )
 
 
-def _policy_series(policy: Policy, x: Callable[[Point], float | None]) -> Series:
+def _policy_series(policy: Policy, x: Callable[[Point], float | None], found: Allocation) -> Series:
     style = STYLES.get(policy.signal, OTHER)
     pairs = sorted(((at, p) for p in policy.points if (at := x(p)) is not None), key=lambda pair: pair[0])
     aside = policy.mode == "replay" and policy.signal != "depth"
     return Series(
         groups=_groups(policy),
         name=policy.label,
-        points=[(at, p.loss) for at, p in pairs],
+        points=[(at, above(p, found)) for at, p in pairs],
         colour=style.colour,
         css=style.css,
         marker=style.marker,
@@ -162,6 +171,7 @@ def _policy_series(policy: Policy, x: Callable[[Point], float | None]) -> Series
 def _tip(policy: Policy, p: Point) -> str:
     limit = f" at threshold {p.threshold:.3g}" if p.threshold is not None and policy.signal != "depth" else ""
     lines = [f"{policy.label} ({policy.mode}){limit}", f"mean depth {p.mean_depth:.2f}, loss {p.loss:.4f} nats"]
+    lines += [f"{p.increase:+.4f} nats against the reference depth"] if p.increase is not None else []
     lines += [f"compute {p.cost_ratio:.3f} of the reference"] if p.cost_ratio is not None else []
     return "\n".join(lines)
 
@@ -169,7 +179,9 @@ def _tip(policy: Policy, p: Point) -> str:
 def _frontier(found: Allocation, series: Sequence[Series], width: float, x: Axis, name: str) -> Drawing:
     keys = legend(_keys(series), width)
     space = panel(width, x=x, y=_loss_axis(found, series), name=name, legend_height=keys.height, plot=270)
-    extra = space.level(found.reference_loss, f"depth {found.reference_depth}") if found.reference_loss else ""
+    extra = space.level(0.0, f"depth {found.reference_depth}")
+    if found.tolerance:
+        extra += space.level(found.tolerance, f"+{found.tolerance:g}")
     if found.best_fixed and name == "frontier":
         extra += space.mark(found.best_fixed.depth, f"best fixed {found.best_fixed.depth}")
     return draw(space, series, legend_body=keys.body, extra=extra + _rings(found, space, name))
@@ -194,119 +206,33 @@ def _keys(series: Sequence[Series]) -> list[Series]:
 
 def _loss_axis(found: Allocation, series: Sequence[Series]) -> Axis:
     """From the best loss to where shallow policies fail; far worse points run out of the panel."""
-    losses = sorted(y for s in series if "p-oracle" not in s.groups for _, y in s.points)
-    level = found.reference_loss if found.reference_loss is not None else losses[0]
-    low = min(losses[0], found.oracle.loss) if found.oracle else losses[0]
-    worst = level + max(0.35 * (losses[-1] - level), 3 * (level - low), 0.02)
-    return linear("loss (nats per token)", [low, min(worst, losses[-1])])
+    rises = sorted(y for s in series if "p-oracle" not in s.groups for _, y in s.points)
+    tolerance = found.tolerance or 0.01
+    worst = max(0.35 * rises[-1], 4 * tolerance)
+    return linear(
+        f"loss above uniform depth {found.reference_depth} (nats)", [min(rises[0], 0.0), min(worst, rises[-1])]
+    )
 
 
 def _rings(found: Allocation, space: Panel, name: str) -> str:
     """Rings around the points of matched quality."""
     parts = []
     for policy in found.policies:
-        if policy.matched is None or found.reference_loss is None or policy.signal == "depth":
-            continue
-        at = policy.matched.mean_depth if name == "frontier" else policy.matched.cost_ratio
-        if at is not None and space.x.at(at) <= 1:
+        point = _matched_point(policy)
+        at = None if point is None else point.mean_depth if name == "frontier" else point.cost_ratio
+        if point is not None and at is not None and policy.signal != "depth" and space.x.at(at) <= 1:
             style = STYLES.get(policy.signal, OTHER)
-            loss = policy.matched.loss if policy.matched.loss is not None else found.reference_loss
-            ring = marker("circle", space.px(at), space.py(loss), 13.0)
+            ring = marker("circle", space.px(at), space.py(above(point, found)), 13.0)
             shape = el("path", d=ring, fill="none", stroke=style.colour, stroke_width=2, class_=f"line {style.css}")
             parts.append(el("g", shape, data_series=" ".join(_groups(policy))))
     return "".join(parts)
 
 
-def savings_figure(found: Allocation) -> Figure:
-    """Depth saved and compute saved at matched quality, side by side, with intervals."""
-    rows = [p for p in found.policies if p.matched is not None and p.signal != "depth"]
-    rows.sort(key=lambda p: (p.signal != "kl", p.signal != "probe", p.label, p.mode))
-
-    def body(width: float) -> Drawing:
-        return _savings(rows, width)
-
-    data = [_saving_row(p) for p in rows]
-    caption = (
-        f"What each policy saves {_near(found)} uniform depth {found.reference_depth}. Filled: core passes "
-        "saved; hollow: compute saved "
-        "once its readouts and checks are paid for; lines: 95% intervals. Left of zero the policy costs more "
-        "than it saves."
+def _matched_point(policy: Policy) -> Point | None:
+    """The point of a frontier that its matched entry speaks of."""
+    m = policy.matched
+    if m is None or not policy.points:
+        return None
+    return min(
+        policy.points, key=lambda p: (abs(p.mean_depth - m.mean_depth), abs((p.threshold or 0) - (m.threshold or 0)))
     )
-    header = (
-        "policy",
-        "mode",
-        "depth_saved",
-        "ci_low",
-        "ci_high",
-        "compute_saved",
-        "compute_ci_low",
-        "compute_ci_high",
-    )
-    return Figure(
-        name="savings", title="Depth saved and compute saved", caption=caption, header=header, rows=data, draw=body
-    )
-
-
-def _saving_row(policy: Policy) -> tuple[str | float | None, ...]:
-    assert policy.matched is not None
-    compute, ends = spared(policy.matched.cost_ratio, policy.matched.cost_ratio_ci)
-    bounds = policy.matched.saving_ci or (None, None)
-    return policy.label, policy.mode, policy.matched.saving, *bounds, compute, *(ends or (None, None))
-
-
-def _savings(rows: Sequence[Policy], width: float) -> Drawing:
-    left, row = (190.0 if width > 400 else 132.0), 26.0
-    data = [_saving_row(p) for p in rows]
-    values = [float(v) for entry in data for v in entry[2:] if isinstance(v, float)]
-    x = linear("saved (share of the reference)", [0.0, *(max(v, -1.0) for v in values)], pad=0.06)
-    space = Panel(x=x, y=x, left=left, right=width - 18, top=12, bottom=18 + row * len(rows), clip="savings")
-    parts = [rule_line(space.px(t), space.top, space.px(t), space.bottom) for t in x.ticks]
-    parts += [label(space.px(t), space.bottom + 18, percent(t), size=11.5, anchor="middle") for t in x.ticks]
-    parts.append(rule_line(space.px(0), space.top, space.px(0), space.bottom, colour=SOFT, css="axis"))
-    parts.append(label(space.right, space.bottom + 36, x.label, anchor="end"))
-    for index, (policy, entry) in enumerate(zip(rows, data, strict=True)):
-        parts.append(_saving_marks(space, policy, entry, space.top + row * (index + 0.65)))
-    return Drawing("".join(parts), space.bottom + 46)
-
-
-def _saving_marks(space: Panel, policy: Policy, entry: Sequence[str | float | None], y: float) -> str:
-    style = STYLES.get(policy.signal, OTHER)
-    _, _, saved, low, high, compute, less, more = entry
-    name = f"{policy.label}, {policy.mode}" if space.left > 150 else f"{policy.label} {policy.mode}"
-    parts = [label(0, y + 4, name, size=11.5, soft=False)]
-    inside = [v if isinstance(v, float) and v >= space.x.lo else None for v in (saved, compute)]
-    if all(v is not None for v in inside):
-        ends = [(space.px(v), y) for v in inside if v is not None]
-        parts.append(
-            el(
-                "path",
-                d=path(ends),
-                stroke=style.colour,
-                stroke_width=5,
-                stroke_opacity=0.25,
-                class_=f"line {style.css}",
-            )
-        )
-    for one, other, drop in ((low, high, -4.5), (less, more, 4.5)):
-        if isinstance(one, float) and isinstance(other, float) and other > space.x.lo:
-            ends = [(space.px(max(one, space.x.lo)), y + drop), (space.px(other), y + drop)]
-            parts.append(el("path", d=path(ends), stroke=style.colour, stroke_width=1.4, class_=f"line {style.css}"))
-    for value, css, fill, what in (
-        (inside[0], "dot", style.colour, "depth"),
-        (inside[1], "hollow", "#ffffff", "compute"),
-    ):
-        if value is not None:
-            dot = marker(style.marker, space.px(value), y, 9.0)
-            tip = f"{policy.label} ({policy.mode}): {percent(value, 1)} of {what} saved"
-            parts.append(
-                el(
-                    "path",
-                    d=dot,
-                    fill=fill,
-                    stroke=style.colour or VERMILLION,
-                    stroke_width=1.5,
-                    class_=f"{css} {style.css}",
-                    data_tip=tip,
-                )
-            )
-    return "".join(parts)

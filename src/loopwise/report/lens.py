@@ -1,7 +1,7 @@
 """The depth lens: text coloured by exit depth, and the recorded curves from which the page recomputes it.
 
-The page needs `[tokens, depth]` values of several signals. They travel as 16-bit codes on a log scale (0.06% apart),
-base64, and exit depths are computed here from the *decoded* values, so that page and Python agree token by token.
+The page needs `[tokens, depth]` values of several signals. They travel as 12-bit codes on a log scale, two in three
+bytes, base64, and exit depths are computed here from the *decoded* values, so that page and Python agree by token.
 """
 
 import base64
@@ -14,20 +14,19 @@ import numpy as np
 from jaxtyping import Float
 
 from loopwise.report.svg import el, escape
+from loopwise.report.words import TYPE_NAMES
 
-LEVELS = 65534
+LEVELS = 4094  # 12-bit codes: on the log scale neighbours are 0.7% apart
 LOG_RANGE = (-9.0, 3.0)  # decades of a signal that are kept; smaller values are shown as 1e-9
 
 NAMES: dict[str, tuple[str, str, int]] = {  # label, cost of a check in words, first depth where it is defined
-    "rel_change": ("state change", "Free: two vector norms per pass.", 2),
     "kl": ("KL(now‖before)", "Costs a readout (coda and head) at every pass: the study's signal.", 2),
-    "kl_prev": ("KL(before‖now)", "Costs a readout at every pass: Huginn's direction.", 2),
+    "rel_change": ("state change", "Free: two vector norms per pass.", 2),
     "accel": ("acceleration", "Free: second difference of the state.", 3),
-    "cosine": ("1 − cosine", "Free: angle between consecutive states.", 2),
     "entropy": ("entropy", "Costs a readout at every pass; says unsure, not unsettled.", 1),
-    "margin": ("1 − margin", "Costs a readout at every pass; says undecided, not unsettled.", 1),
     "probe": ("probe", "Nearly free: a linear probe trained to foresee a change of the first choice.", 1),
 }
+PASSAGE_TOKENS = 192  # of each passage, on the page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +63,7 @@ class Lens:
 
 
 def pack(values: Float[np.ndarray, "tokens depth"], *, log: bool) -> dict[str, Any]:
-    """16-bit codes, 0 for NaN; see `unpack`."""
+    """12-bit codes, 0 for NaN, two in three bytes; see `unpack`."""
     values = np.asarray(values, dtype=np.float64)
     if log:
         lo, hi = LOG_RANGE
@@ -73,13 +72,18 @@ def pack(values: Float[np.ndarray, "tokens depth"], *, log: bool) -> dict[str, A
         finite = values[np.isfinite(values)]
         lo, hi = (0.0, max(float(finite.max()) if finite.size else 1.0, 1e-6))
         shown = np.clip(np.nan_to_num(values, nan=0.0, posinf=hi), lo, hi)
-    codes = np.where(np.isnan(values), 0, 1 + np.rint((shown - lo) / (hi - lo) * LEVELS)).astype("<u2")
-    return {"data": base64.b64encode(codes.tobytes()).decode(), "lo": lo, "hi": hi, "log": log}
+    codes = np.where(np.isnan(values), 0, 1 + np.rint((shown - lo) / (hi - lo) * LEVELS)).astype(np.uint16).ravel()
+    left, right = np.append(codes, [0] * (len(codes) % 2)).reshape(-1, 2).T.astype(np.uint16)
+    triples = np.stack([left & 255, left >> 8 | (right & 15) << 4, right >> 4], axis=1).astype(np.uint8)
+    return {"data": base64.b64encode(triples.tobytes()).decode(), "lo": lo, "hi": hi, "log": log}
 
 
 def unpack(packed: Mapping[str, Any], depth: int) -> Float[np.ndarray, "tokens depth"]:
     """What the page sees of packed values."""
-    codes = np.frombuffer(base64.b64decode(packed["data"]), dtype="<u2").reshape(-1, depth).astype(np.float64)
+    triples = np.frombuffer(base64.b64decode(packed["data"]), dtype=np.uint8).reshape(-1, 3).astype(np.int64)
+    left, right = triples[:, 0] | (triples[:, 1] & 15) << 8, triples[:, 1] >> 4 | triples[:, 2] << 4
+    codes = np.stack([left, right], axis=1).ravel()
+    codes = codes[: len(codes) // depth * depth].reshape(-1, depth).astype(np.float64)
     at = packed["lo"] + (codes - 1) / LEVELS * (packed["hi"] - packed["lo"])
     return np.where(codes == 0, np.nan, 10.0**at if packed["log"] else at)
 
@@ -101,9 +105,10 @@ def payload(lens: Lens) -> dict[str, Any]:
         low, high = min(span[0], start / 2), max(span[1], start * 2)
         about = {"label": label, "cost": cost, "first": first, "start": start}
         signals[name] = {**about, "range": [float(np.log10(low)), float(np.log10(high))], **pack(values, log=True)}
-    names = sorted(set(lens.types))
+    kinds = [TYPE_NAMES.get(kind, kind) for kind in lens.types]
+    names = sorted(set(kinds))
     found: dict[str, Any] = {"depths": lens.max_depth, "signals": signals, "types": names}
-    found["type"] = [names.index(t) for t in lens.types]
+    found["type"] = [names.index(kind) for kind in kinds]
     if lens.nll is not None:
         found["nll"] = pack(lens.nll, log=False)
     if lens.guess:
@@ -111,13 +116,14 @@ def payload(lens: Lens) -> dict[str, Any]:
     return found
 
 
-def _span(values: np.ndarray) -> tuple[float, float]:
-    """Slider range: all but the outermost 2% of the positive values."""
-    positive = values[np.isfinite(values) & (values > 0)]
-    if not positive.size:
-        return 1e-4, 1.0
-    low, high = np.quantile(positive, (0.02, 0.98))
-    return float(max(low, 10.0 ** LOG_RANGE[0])), float(high)
+def _span(values: Float[np.ndarray, "tokens depth"]) -> tuple[float, float]:
+    """Slider range: from where tokens leave at the first check to where nearly all stay for most of the passes."""
+    shown = np.where(np.isfinite(values) & (values > 0), values, np.nan)
+    late = shown[:, min(shown.shape[1] - 1, max(2, shown.shape[1] // 2))]
+    late, first = late[np.isfinite(late)], shown[:, 0][np.isfinite(shown[:, 0])]
+    low = float(np.quantile(late, 0.05)) if late.size else 1e-4
+    high = float(np.quantile(first, 0.98)) if first.size else 1.0
+    return max(low, 10.0 ** LOG_RANGE[0]), max(high, low * 10)
 
 
 def embed(value: Any) -> str:
@@ -201,8 +207,10 @@ def token_html(piece: str, depth: int, *, focus: bool | None = None) -> str:
     return el("span", inner or " ", class_=f"t d{depth}", tabindex="0" if focus else "-1")
 
 
-def ramp(max_depth: int) -> str:
-    """The colour key: depths at powers of two."""
-    shown = sorted({d for d in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, max_depth) if d <= max_depth})
-    cells = "".join(el("span", str(d), class_=f"d{d}") for d in shown)
+def ramp(deep: int, max_depth: int) -> str:
+    """The colour key: every depth up to `deep`, a dozen at most."""
+    every = -(-deep // 12)
+    shown = [*range(1, deep, every), deep]
+    name = {deep: f"{deep}+" if deep < max_depth else str(deep)}
+    cells = "".join(el("span", name.get(d, str(d)), class_=f"d{d}") for d in shown)
     return el("div", el("span", "depth"), el("span", cells, class_="ramp"), class_="key")

@@ -17,7 +17,7 @@ import numpy as np
 
 from loopwise.config import InputError
 from loopwise.records import read_arrays, read_json
-from loopwise.report.lens import Lens, Passage
+from loopwise.report.lens import NAMES, PASSAGE_TOKENS, Lens, Passage
 from loopwise.report.parse import allocation, measurement
 from loopwise.report.run import Run, Sample
 
@@ -32,6 +32,7 @@ def load_run(folder: Path) -> Run:
         raise InputError(f"run '{folder}' does not exist: give a folder that loopwise measure, allocate or demo wrote")
     if not any((folder / name).is_file() for name in RECORDS):
         raise InputError(f"run '{folder}' holds no record: run loopwise measure, allocate or demo with --out {folder}")
+    weights = part(folder / "manifest.json", lambda found: {e.get("weights_sha256") for e in found["runs"].values()})
     titles = part(folder / "measure.json", _title) or part(folder / "allocate.json", _title)
     return Run(
         title=titles or folder.resolve().name,
@@ -40,7 +41,11 @@ def load_run(folder: Path) -> Run:
         allocation=part(folder / "allocate.json", allocation),
         lens=part(folder / "lens.json", lambda found: lens(found, folder / "lens.npz")),
         sample=part(folder / "sample.json", sample),
+        warning=_MIXED if weights and len(weights - {None}) > 1 else None,
     )
+
+
+_MIXED = "The records of this run come from different weights: run measure and allocate again on one checkpoint."
 
 
 def _title(found: Json) -> str | None:
@@ -96,17 +101,27 @@ def lens(words: Json, arrays: Path) -> Lens:
     for name, values in (*found.items(), *([("nll", nll)] if nll is not None else [])):
         if values.shape != shape:
             raise ValueError(f"{arrays.name} '{name}' has shape {list(values.shape)}, not {list(shape)}")
-    order = [name for name in words["starts"] if name in found]
+    kept = np.concatenate(
+        [np.arange(p["start"], min(p["stop"], p["start"] + PASSAGE_TOKENS)) for p in words["passages"]]
+    )
+    place = {int(row): i for i, row in enumerate(kept)}
+    guess = words.get("guess") or ()
+    names = [name for name in NAMES if name in found]
     return Lens(
-        pieces=words["pieces"],
-        types=words["types"],
-        passages=[Passage(title=p["title"], start=p["start"], stop=p["stop"]) for p in words["passages"]],
-        signals={name: found[name].astype(np.float64) for name in order + sorted(found.keys() - set(order))},
-        nll=None if nll is None else nll.astype(np.float64),
-        guess=words.get("guess") or (),
+        pieces=[words["pieces"][i] for i in kept],
+        types=[words["types"][i] for i in kept],
+        passages=[_passage(p, place[p["start"]]) for p in words["passages"]],
+        signals={name: found[name][kept].astype(np.float64) for name in names},
+        nll=None if nll is None else nll[kept].astype(np.float64),
+        guess=[guess[i] for i in kept] if guess else (),
         guess_pieces=words.get("guess_pieces") or (),
         starts={name: float(value) for name, value in words["starts"].items()},
     )
+
+
+def _passage(found: Json, start: int) -> Passage:
+    length = min(found["stop"] - found["start"], PASSAGE_TOKENS)
+    return Passage(title=found["title"], start=start, stop=start + length)
 
 
 def sample(found: Json) -> Sample:

@@ -79,10 +79,11 @@
     let exits = new Uint8Array(tokens.length), chosen = -1;
 
     function unpack(packed) {
-      const raw = atob(packed.data), n = raw.length / 2, out = new Float64Array(n);
+      const raw = atob(packed.data), n = tokens.length * depths, out = new Float64Array(n);
       for (let i = 0; i < n; i++) {
-        const q = raw.charCodeAt(2 * i) | (raw.charCodeAt(2 * i + 1) << 8);
-        const at = packed.lo + ((q - 1) / 65534) * (packed.hi - packed.lo);
+        const b = 3 * (i >> 1), middle = raw.charCodeAt(b + 1);
+        const q = i % 2 ? (middle >> 4) | (raw.charCodeAt(b + 2) << 4) : raw.charCodeAt(b) | ((middle & 15) << 8);
+        const at = packed.lo + ((q - 1) / 4094) * (packed.hi - packed.lo);
         out[i] = q === 0 ? NaN : packed.log ? Math.pow(10, at) : at;
       }
       return out;
@@ -156,7 +157,12 @@
       plots.append(plot(curve(signals[chooser.value], index), d, about().label, true, limit));
       if (nll) plots.append(plot(curve(nll, index), d, "loss (nats)", false));
       box.append(title, facts, plots);
-      if (data.guess) box.append(ribbon(data.guess[index]));
+      if (data.guess) {
+        const name = document.createElement("p");
+        name.className = "facts";
+        name.textContent = "First choice, by the depth from which on:";
+        box.append(name, ribbon(data.guess[index]));
+      }
       $("lens-say").textContent = title.textContent + ". " + text;
     }
 

@@ -7,11 +7,12 @@ could not run or fetch anything even if escaping failed.
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 
 from loopwise.report.figure import Figure, table
 from loopwise.report.figures import figures
-from loopwise.report.lens import lens_html, ramp, token_html
+from loopwise.report.lens import Lens, lens_html, ramp, token_html
 from loopwise.report.run import Run
 from loopwise.report.summary import beside_study, sentences, tiles
 from loopwise.report.svg import el, escape
@@ -63,7 +64,7 @@ def _head(run: Run, script: str) -> str:
         el("meta", name="generator", content="loopwise report"),
         el("link", rel="icon", href="data:,"),
         el("title", escape(f"{run.title} · Loopwise report")),
-        f"<style>{theme_css(run.max_depth)}{_asset('page.css')}</style>",
+        f"<style>{theme_css(run.max_depth, run.deep)}{_asset('page.css')}</style>",
     )
 
 
@@ -74,7 +75,8 @@ def _top(run: Run) -> str:
         el("button", "Dark page", id="theme", type="button", hidden=""),
         class_="bar",
     )
-    facts = "".join(el("li", f"{escape(name)} ", el("b", escape(value))) for name, value in run.about[:5])
+    shown = [(name, value.rpartition("; ")[2].partition(" (")[0]) for name, value in run.about[:5]]
+    facts = "".join(el("li", f"{escape(name)} ", el("b", escape(value))) for name, value in shown)
     return el("header", bar, el("h1", escape(run.title)), el("ul", facts, class_="meta"), class_="top")
 
 
@@ -122,13 +124,23 @@ def _summary(run: Run) -> str:
         "2607.14427; 135M parameters)"
     )
     beside = table(("quantity", "the study", "here"), rows, caption=study, text=(1, 2)) if rows else ""
-    return el("div", *cards, class_="tiles") + words + beside
+    warning = el("p", escape(run.warning), class_="missing") if run.warning else ""
+    return warning + el("div", *cards, class_="tiles") + words + beside
 
 
 def _lens(run: Run) -> str:
     if run.lens is None:
         return missing("recorded passages", "run 'loopwise measure' into this folder")
-    return el("p", escape(HINT)) + lens_html(run.lens)
+    return el("p", escape(HINT)) + ramp(run.deep, run.max_depth) + lens_html(_begin(run.lens, run))
+
+
+def _begin(lens: Lens, run: Run) -> Lens:
+    """Start each slider where that policy matched the reference, if an allocation says where."""
+    if run.allocation is None:
+        return lens
+    found = {name: run.allocation.policy(name) for name in lens.signals}
+    starts = {n: p.matched.threshold for n, p in found.items() if p and p.matched and p.matched.threshold}
+    return replace(lens, starts={**lens.starts, **starts})
 
 
 def _convergence(run: Run, every: Mapping[str, Figure]) -> str:
@@ -167,7 +179,7 @@ def _sample(run: Run) -> str:
     )
     tokens = (token_html(p, d) for p, d in zip(sample.pieces, sample.depths, strict=True))
     text = el("div", el("span", escape(sample.prompt), class_="nl"), *tokens, class_="text")
-    return el("p", escape(words)) + ramp(run.max_depth) + text
+    return el("p", escape(words)) + ramp(run.deep, run.max_depth) + text
 
 
 def _foot(run: Run) -> str:

@@ -44,10 +44,9 @@ class Shade(NamedTuple):
     text: str
 
 
-def depth_shade(depth: float, max_depth: int, *, dark: bool) -> Shade:
-    """Shade of a depth in 1..max_depth; position on the scale is log2(depth), since early depths differ most."""
-    at = math.log2(max(depth, 1)) / math.log2(max(max_depth, 2))
-    at = min(max(at, 0.0), 1.0)
+def depth_shade(depth: float, deep: int, *, dark: bool) -> Shade:
+    """Shade of a depth: linear from 1 to `deep`, and the same beyond. `deep` is where a run's tokens have settled."""
+    at = min(max((depth - 1) / max(deep - 1, 1), 0.0), 1.0)
     hue = 105 + 165 * at if not dark else 285 - 185 * at
     lightness = 0.975 - 0.66 * at if not dark else 0.29 + 0.63 * at
     chroma = 0.045 + 0.30 * at * (1 - at) + 0.055 * at

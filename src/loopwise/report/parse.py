@@ -127,6 +127,8 @@ def policy(found: Json) -> Policy:
             _pair(p.get("loss_ci")),
             _float(p.get("agreement")),
             _float(p.get("cost_ratio")),
+            _float(p.get("loss_increase")),
+            _pair(p.get("loss_increase_ci")),
         )
         for p in found.get("points", [])
     ]
@@ -156,6 +158,7 @@ def matched(found: Json | None) -> Matched | None:
         saving_vs_best_ci=_pair(found.get("saving_vs_best_fixed_ci")),
         cost_vs_best=_float(found.get("cost_ratio_vs_best_fixed")),
         cost_vs_best_ci=_pair(found.get("cost_ratio_vs_best_fixed_ci")),
+        threshold=_float(found.get("threshold")),
     )
 
 

@@ -121,7 +121,7 @@ class Sample:
 
 
 class Point(NamedTuple):
-    """A policy at one threshold."""
+    """A policy at one threshold. `increase` is its loss above the reference depth's on the same tokens, paired."""
 
     threshold: float | None
     mean_depth: float
@@ -129,6 +129,8 @@ class Point(NamedTuple):
     loss_ci: Sequence[float] | None
     agreement: float | None
     cost_ratio: float | None
+    increase: float | None = None
+    increase_ci: Sequence[float] | None = None
 
 
 class Matched(NamedTuple):
@@ -145,6 +147,7 @@ class Matched(NamedTuple):
     saving_vs_best_ci: Sequence[float] | None = None
     cost_vs_best: float | None = None
     cost_vs_best_ci: Sequence[float] | None = None
+    threshold: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,9 +219,23 @@ class Run:
     allocation: Allocation | None = None
     lens: Lens | None = None
     sample: Sample | None = None
+    warning: str | None = None
 
     @property
     def max_depth(self) -> int:
         """Deepest pass that any part speaks of."""
         found = [part.max_depth for part in (self.measure, self.lens, self.sample) if part]
         return max(found, default=32)
+
+    @property
+    def deep(self) -> int:
+        """Where the colour scale ends: by then 99% of the tokens have settled; at least 6, at most the last depth."""
+        settled = self.measure.convergence if self.measure else None
+        if settled is None:
+            return self.max_depth
+        total, seen = sum(settled.histogram.values()), 0
+        for depth in sorted(settled.histogram):
+            seen += settled.histogram[depth]
+            if seen >= 0.99 * total:
+                return min(max(depth, 6), self.max_depth)
+        return self.max_depth

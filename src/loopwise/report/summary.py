@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from loopwise.report.run import Allocation, Measure, Policy
-from loopwise.report.words import count, interval, percent, spared
+from loopwise.report.words import changed, count, near, percent, spared
 
 FREE = ("rel_change", "accel", "cosine")  # signals of the state: no readout
 
@@ -26,37 +26,30 @@ def tiles(measure: Measure | None, allocation: Allocation | None) -> list[Tile]:
         found += _saved(a1, "A1 (KL exit)", allocation) if a1 else []
         found += _saved(free, f"{free.signal} (free signal)", allocation)[1:] if free else []
         if allocation.best_fixed:
-            note = f"same for all tokens, loss {_near(allocation)} depth {allocation.reference_depth}"
+            note = f"same for all tokens\n{near(allocation.tolerance)} depth {allocation.reference_depth}"
             found.append(Tile("best fixed depth", str(allocation.best_fixed.depth), note))
     if measure and measure.convergence:
         found += _settled(measure)
     return found
 
 
-def _near(allocation: Allocation) -> str:
-    return f"within {allocation.tolerance:g} nats of" if allocation.tolerance is not None else "matching"
-
-
 def _saved(policy: Policy, name: str, allocation: Allocation) -> list[Tile]:
-    against = f"against depth {allocation.reference_depth}, {policy.mode}"
-    m = policy.matched
+    against, m = f"against depth {allocation.reference_depth}, {policy.mode}", policy.matched
     if m is None:
-        lost = Tile(
-            f"depth saved by {name}", "none", f"never comes near the loss of depth {allocation.reference_depth}"
-        )
+        lost = Tile(f"depth saved by {name}", "none", f"never comes near depth {allocation.reference_depth}")
         return [lost, Tile(f"compute saved by {name}", "none", against)]
-    found = [Tile(f"depth saved by {name}", percent(m.saving), against + _ci(m.saving_ci), _mood(m.saving))]
+    best = "" if m.saving_vs_best is None else f"\n{percent(m.saving_vs_best)} against best fixed"
+    found = [Tile(f"depth saved by {name}", percent(m.saving), against + _ci(m.saving_ci) + best, _mood(m.saving))]
     compute, ends = spared(m.cost_ratio, m.cost_ratio_ci)
     if compute is not None:
-        note = f"checks included; {against}{_ci(ends)}"
-        if m.cost_vs_best is not None:
-            note += f"; {percent(1 - m.cost_vs_best)} against the best fixed depth"
+        best = "" if m.cost_vs_best is None else f"\n{percent(1 - m.cost_vs_best)} against best fixed"
+        note = f"checks included{_ci(ends)}{best}"
         found.append(Tile(f"compute saved by {name}", percent(compute), note, _mood(compute)))
     return found
 
 
 def _ci(ends: Sequence[float] | None) -> str:
-    return f"; 95% CI {percent(ends[0])} to {percent(ends[1])}" if ends else ""
+    return f"\nCI {percent(ends[0])} to {percent(ends[1])}" if ends else ""
 
 
 def _mood(saving: float) -> str:
@@ -151,22 +144,16 @@ def _free(free: Policy, allocation: Allocation) -> str:
 
 def _a1(a1: Policy, allocation: Allocation) -> str:
     reference, name = allocation.reference_depth, "A1 (stop a token when KL(now‖before) falls below a threshold)"
-    near = f"within {allocation.tolerance:g} nats of" if allocation.tolerance else "to"
     if a1.matched is None:
-        return f"{name} does not come {near} the loss of uniform depth {reference} ({a1.mode}) at any threshold tried."
-    m, saving = a1.matched, a1.matched.saving
-    text = (
-        f"{name} comes {near} the loss of uniform depth {reference} with {m.mean_depth:.2f} passes per "
-        f"token ({a1.mode})"
-    )
-    text += f": {percent(saving)} fewer" if saving >= 0 else f": {percent(-saving)} more"
-    text += interval(m.saving_ci)
-    if m.cost_ratio is None:
-        return text + "."
+        where = f"{near(allocation.tolerance)} uniform depth {reference}"
+        return f"{name} does not come {where} ({a1.mode}) at any threshold tried."
+    m, passes = a1.matched, f"{a1.matched.mean_depth:.2f} passes per token"
+    text = f"{name} comes {near(allocation.tolerance)} uniform depth {reference} with {passes} ({a1.mode}): "
+    text += changed(m.saving, m.saving_ci, "fewer", "more")
     cost, ends = spared(m.cost_ratio, m.cost_ratio_ci)
-    assert cost is not None
-    how = f"{percent(cost)} less" if cost >= 0.005 else f"{percent(-cost)} more" if cost <= -0.005 else "the same"
-    return text + f". Each check reads the output out; with those included it computes {how} in total{interval(ends)}."
+    if cost is None:
+        return text + "."
+    return f"{text}. Each check reads the output out; with those included it computes {changed(cost, ends)} in total."
 
 
 STUDY: tuple[tuple[str, str], ...] = (

@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-from loopwise.report.curves import TYPE_NAMES
 from loopwise.report.figure import Cell, table
 from loopwise.report.run import Allocation, Measure, Policy
 from loopwise.report.svg import el, escape
-from loopwise.report.words import count, percent, spared
+from loopwise.report.words import TYPE_NAMES, count, percent, spared
 
 
 def type_table(measure: Measure) -> str:

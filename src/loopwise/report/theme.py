@@ -15,10 +15,13 @@ DARK: dict[str, str] = {
 }  # fmt: skip
 
 
-def theme_css(max_depth: int) -> str:
-    """Variables for both themes (system preference, or the reader's choice in `data-theme`) and `.d1` … `.dN`."""
-    light, dark = _block(LIGHT, max_depth, False), _block(DARK, max_depth, True)
-    classes = "".join(_classes(d) for d in range(1, max_depth + 1))
+def theme_css(max_depth: int, deep: int) -> str:
+    """Variables for both themes (system preference, or the reader's choice in `data-theme`) and `.d1` … `.dN`.
+
+    `deep` is the depth from which on all have the same shade.
+    """
+    light, dark = _block(LIGHT, deep, False), _block(DARK, deep, True)
+    classes = "".join(_classes(d, min(d, deep)) for d in range(1, max_depth + 1))
     return (
         f":root{{color-scheme:light;{light}}}"
         f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{color-scheme:dark;{dark}}}}}"
@@ -27,15 +30,15 @@ def theme_css(max_depth: int) -> str:
     )
 
 
-def _classes(depth: int) -> str:
+def _classes(depth: int, shade: int) -> str:
     """`.dN` colours text, `.cN` the curve of a chart."""
-    back, text = f"var(--b{depth})", f"var(--f{depth})"
+    back, text = f"var(--b{shade})", f"var(--f{shade})"
     line = f".c{depth}:is(.line,.dot,.hollow){{stroke:{back}}}.c{depth}:is(.dot,.fill){{fill:{back}}}"
     return f".d{depth}{{background:{back};color:{text}}}{line}"
 
 
-def _block(colours: dict[str, str], max_depth: int, dark: bool) -> str:
-    shades = [(d, depth_shade(d, max_depth, dark=dark)) for d in range(1, max_depth + 1)]
+def _block(colours: dict[str, str], deep: int, dark: bool) -> str:
+    shades = [(d, depth_shade(d, deep, dark=dark)) for d in range(1, deep + 1)]
     parts = [f"--{name}:{value}" for name, value in colours.items()]
     parts += [f"--b{d}:{shade.back};--f{d}:{shade.text}" for d, shade in shades]
     return ";".join(parts)

@@ -53,13 +53,14 @@ def test_numbers_are_short() -> None:
     assert (number(0.25), number(12345.0), power(1e-5), power(0.1)) == ("0.25", "12,345", "10⁻⁵", "0.1")
 
 
-@pytest.mark.parametrize("max_depth", [2, 8, 32, 64])
+@pytest.mark.parametrize("deep", [2, 8, 32, 64])
 @pytest.mark.parametrize("dark", [False, True])
-def test_depth_scale_is_monotone_in_lightness_and_its_text_is_legible(max_depth: int, dark: bool) -> None:
-    shades = [depth_shade(d, max_depth, dark=dark) for d in range(1, max_depth + 1)]
+def test_depth_scale_is_monotone_in_lightness_and_its_text_is_legible(deep: int, dark: bool) -> None:
+    shades = [depth_shade(d, deep, dark=dark) for d in range(1, deep + 1)]
     bright = [luminance(s.back) for s in shades]
     assert bright == sorted(bright, reverse=not dark)
-    assert len(set(bright)) == max_depth
+    assert len(set(bright)) == deep
+    assert depth_shade(deep + 5, deep, dark=dark) == shades[-1]
     assert min(contrast(s.back, s.text) for s in shades) >= 4.5
 
 
