@@ -194,6 +194,18 @@ class LinearWeights:
         return (1 - progress) * start / start.sum() + progress * end / end.sum()
 
 
+@dataclass(frozen=True, kw_only=True)
+class PiecewiseWeights:
+    """Shares given at some steps, one tuple of (step, share) knots per source; linear between, constant outside."""
+
+    knots: tuple[tuple[tuple[int, float], ...], ...]
+
+    def __call__(self, steps: np.ndarray) -> np.ndarray:
+        """Shares at each step, shape [steps, sources]; not normalised."""
+        columns = [np.interp(steps, [at for at, _ in source], [share for _, share in source]) for source in self.knots]
+        return np.stack(columns, axis=1)
+
+
 def constant(*weights: float) -> LinearWeights:
     """Shares that do not change."""
     return LinearWeights(start=weights, end=weights, steps=1)

@@ -3,6 +3,7 @@
 | kind | text | difficulty of an answer |
 |---|---|---|
 | `chain` | 41 pairs of letters: links, `;`, questions | links to follow from the asked letter to its end |
+| `short` | four small chains | the same |
 | `sum` | lines such as `3+5+9=7`: the last digit of the sum | additions |
 
 In `chain` the link `q z` says that q points to z, and an end points to itself; the question `q b` says that the end
@@ -12,8 +13,8 @@ which q leads to is b.
 cannot have followed it already; deeper questions are asked first, so no letter answered before lies on a later path;
 and guessing an end scores about 1 / ends. Every puzzle is a pure function of (seed, index, options).
 
-With the shipped tokenizer a `chain` puzzle and its end-of-document token are exactly `TOKENS` tokens, so windows of
-that size cut from the stream are whole puzzles; `sum` puzzles are a little shorter.
+With the shipped tokenizer a `chain` or `short` puzzle and its end-of-document token are exactly `TOKENS` tokens, so
+windows of that size cut from the stream are whole puzzles; `sum` puzzles are a little shorter.
 """
 
 import random
@@ -100,23 +101,25 @@ def labelled_tokens(tokenizer: Encodes, found: Sequence[Puzzle]) -> list[Label]:
 
 
 def puzzle_documents(name: str) -> Iterator[str]:
-    """Texts of `puzzles[:LOW-HIGH[:COUNT[:SEED]]]`: document i has max_difficulty LOW + i mod (HIGH - LOW + 1).
+    """Texts of `puzzles[:LOW-HIGH[:COUNT[:SEED[:KIND]]]]`: document i has max_difficulty LOW + i mod (HIGH - LOW + 1).
 
     Without options: 400 held-out chain puzzles of 4 to 10 hops, of a seed that no recipe trains on.
     """
-    parts = name.split(":")[1:]
+    given = name.split(":")[1:]
+    defaults = ("4-10", "400", str(HELD_OUT_SEED), "chain")
     try:
-        low, high = (int(side) for side in (parts[0] if parts else "4-10").split("-"))
-        count, seed = (int(part) for part in [*parts[1:3], *("400", str(HELD_OUT_SEED))[len(parts[1:3]) :]])
-        if len(parts) > 3 or not 1 <= low <= high <= MAX_DIFFICULTY or count < 1:
+        span, count, seed, kind = (*given, *defaults[len(given) :])
+        low, high = (int(side) for side in span.split("-"))
+        number, start = int(count), int(seed)
+        if not 1 <= low <= high <= MAX_DIFFICULTY or number < 1:
             raise ValueError
     except ValueError:
         raise InputError(
-            f"text '{name}' is no puzzle source: use puzzles[:LOW-HIGH[:COUNT[:SEED]]], difficulties 1 to "
+            f"text '{name}' is no puzzle source: use puzzles[:LOW-HIGH[:COUNT[:SEED[:KIND]]]], difficulties 1 to "
             f"{MAX_DIFFICULTY}, for example puzzles:1-8:1000:0"
         ) from None
-    for index in range(count):
-        yield puzzle_text(seed, index, max_difficulty=low + index % (high - low + 1)).text
+    for index in range(number):
+        yield puzzle_text(start, index, max_difficulty=low + index % (high - low + 1), kinds=(kind,)).text
 
 
 class _Forest(NamedTuple):
@@ -130,11 +133,21 @@ class _Forest(NamedTuple):
 def _chain(source: random.Random, hardest: int) -> Iterator[tuple[str, int]]:
     """Pieces of text and the difficulty of those that are answers (0 for the rest)."""
     if hardest == 1:  # four small ones, so that the first hop is found over short distances
-        for letters, ends in ((6, 3), (6, 3), (6, 3), (7, 4)):
-            yield from _links_and_questions(source, _forest(source, hardest, ends, letters))
+        yield from _several(source, hardest, ((6, 3), (6, 3), (6, 3), (7, 4)))
     else:
         ends = source.choice((3, 5, 7, 9) if hardest == 2 else (3, 5, 7) if hardest <= 4 else (3, 5))
-        yield from _links_and_questions(source, _forest(source, hardest, ends, letters=(_PAIRS + ends) // 2))
+        yield from _several(source, hardest, (((_PAIRS + ends) // 2, ends),))
+
+
+def _short(source: random.Random, hardest: int) -> Iterator[tuple[str, int]]:
+    """Small chains: with two hops at most, nearly half of the answers take two."""
+    yield from _several(source, hardest, ((9, 3), (6, 2), (4, 2), (4, 2)))
+
+
+def _several(source: random.Random, hardest: int, sizes: Sequence[tuple[int, int]]) -> Iterator[tuple[str, int]]:
+    """Chain puzzles one after the other, of so many letters and ends each."""
+    for letters, ends in sizes:
+        yield from _links_and_questions(source, _forest(source, hardest, ends, letters))
 
 
 def _links_and_questions(source: random.Random, forest: _Forest) -> Iterator[tuple[str, int]]:
@@ -198,4 +211,8 @@ def _sum(source: random.Random, hardest: int) -> Iterator[tuple[str, int]]:
         yield "\n", 0
 
 
-KINDS: dict[str, Callable[[random.Random, int], Iterator[tuple[str, int]]]] = {"chain": _chain, "sum": _sum}
+KINDS: dict[str, Callable[[random.Random, int], Iterator[tuple[str, int]]]] = {
+    "chain": _chain,
+    "short": _short,
+    "sum": _sum,
+}

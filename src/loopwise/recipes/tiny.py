@@ -6,12 +6,21 @@ from loopwise.config import ModelConfig
 from loopwise.train.config import DataConfig, DepthConfig, Recipe, Source, TrainConfig
 
 SOURCES = (
-    Source(name="factbook", text="factbook:all", weight=0.18, final_weight=0.25),
-    Source(name="children", text="children.jsonl", weight=0.06, final_weight=0.10),
-    Source(name="openstax", text="openstax.jsonl", weight=0.10, final_weight=0.15),
-    Source(name="hop1", text="puzzles:1-1:12000:1", weight=0.60, final_weight=0.02),
-    Source(name="hop3", text="puzzles:2-3:24000:2", weight=0.06, final_weight=0.06),
-    Source(name="hop10", text="puzzles:4-10:120000:3", weight=0.0, final_weight=0.42),
+    Source(name="factbook", text="factbook:all", shares=((0, 0.18), (1200, 0.25))),
+    Source(name="children", text="children.jsonl", shares=((0, 0.06), (1200, 0.10))),
+    Source(name="openstax", text="openstax.jsonl", shares=((0, 0.10), (1200, 0.15))),
+    Source(name="hop1", text="puzzles:1-1:12000:1", shares=((0, 0.60), (1200, 0.02))),
+    Source(name="hop3", text="puzzles:2-3:24000:2", shares=((0, 0.06),)),
+    Source(
+        name="hop10",
+        text="puzzles:4-10:120000:3",
+        shares=((0, 0.0), (1200, 0.42), (2483, 0.42), (2484, 0.0), (3200, 0.0), (4000, 0.36)),
+    ),
+    Source(
+        name="hop2",
+        text="puzzles:2-2:24000:4:short",
+        shares=((0, 0.0), (2483, 0.0), (2484, 0.42), (3200, 0.42), (4000, 0.06)),
+    ),
 )
 
 
@@ -27,7 +36,7 @@ def tiny() -> Recipe:
         threads=1, compile=True, dtype="bfloat16",
     )
     depth = DepthConfig(mean=8.0, sigma=0.5, min=3, max=32)
-    return Recipe(name="tiny", model=model, train=train, depth=depth, data=DataConfig(sources=SOURCES, mix_steps=1200))
+    return Recipe(name="tiny", model=model, train=train, depth=depth, data=DataConfig(sources=SOURCES))
 
 
 def tiny_mean4() -> Recipe:

@@ -134,13 +134,15 @@ class Source:
     """One part of the mixture: `text` as for `--text` (file, folder or `hub:...`) and its share of training windows.
 
     The share goes linearly from `weight` to `final_weight` (default: the same) over the first `DataConfig.mix_steps`
-    optimizer steps; shares are normalised. Held-out loss is averaged with the final shares.
+    optimizer steps; shares are normalised. A curriculum of several phases is given as `shares` instead: (step, share)
+    knots, linear between. Held-out loss is averaged with the final shares.
     """
 
     name: str
     text: str
     weight: float = 1.0
     final_weight: float | None = None
+    shares: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from loopwise.config import InputError, nearest
-from loopwise.data.loader import LinearWeights, MixtureLoader, PackedLoader, find_sets
+from loopwise.data.loader import LinearWeights, MixtureLoader, PackedLoader, PiecewiseWeights, Weights, find_sets
 from loopwise.data.shards import TokenShards
 from loopwise.data.tokenizer import Tokenizer
 from loopwise.records import sha256
@@ -81,14 +81,18 @@ def _sources(sets: Mapping[str, Path], recipe: Recipe) -> tuple[Source, ...]:
     return wanted
 
 
-def _weights(sources: tuple[Source, ...], train: Mapping[str, TokenShards], steps: int) -> LinearWeights:
+def _weights(sources: tuple[Source, ...], train: Mapping[str, TokenShards], steps: int) -> Weights:
     if all(not source.text for source in sources):  # no shares given: in proportion to size
         shares = tuple(float(len(train[source.name])) for source in sources)
         return LinearWeights(start=shares, end=shares, steps=1)
+    if any(source.shares for source in sources):
+        return PiecewiseWeights(knots=tuple(source.shares or ((0, source.weight),) for source in sources))
     return LinearWeights(
         start=tuple(source.weight for source in sources), end=tuple(_final(source) for source in sources), steps=steps
     )
 
 
 def _final(source: Source) -> float:
+    if source.shares:
+        return source.shares[-1][1]
     return source.weight if source.final_weight is None else source.final_weight

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loopwise.config import InputError
-from loopwise.data.loader import LinearWeights, MixtureLoader, PackedLoader, constant, find_sets
+from loopwise.data.loader import LinearWeights, MixtureLoader, PackedLoader, PiecewiseWeights, constant, find_sets
 from loopwise.data.permutation import Permutation, mix, uniform
 
 
@@ -192,3 +192,8 @@ def test_find_sets(tmp_path: Path) -> None:
     for folder in (tmp_path / "a" / "train", tmp_path / "none"):
         with pytest.raises(InputError, match="holds no prepared text"):
             find_sets(folder)
+
+
+def test_piecewise_weights_pass_through_their_knots() -> None:
+    weights = PiecewiseWeights(knots=(((0, 1.0),), ((0, 0.0), (10, 0.0), (11, 2.0), (21, 0.0))))
+    assert weights(np.array([0, 10, 11, 16, 21, 99])).tolist() == [[1, 0], [1, 0], [1, 2], [1, 1], [1, 0], [1, 0]]
