@@ -15,7 +15,7 @@ _EXPORTS = {
     "open_checkpoint": "loopwise.checkpoint.native",
     "Tokenizer": "loopwise.data.tokenizer",
 }
-__all__ = list(_EXPORTS)
+__all__ = list(_EXPORTS)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

@@ -150,7 +150,8 @@ class ModelConfig:
             raise InputError(f"{source}: missing key '{missing[0]}': add it")
         for key, value in values.items():
             _check_type(source, key, value, fields[key].type)
-        return cls(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
+        ready: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+        return cls(**ready)
 
     @classmethod
     def load(cls, path: Path) -> "ModelConfig":

@@ -131,7 +131,9 @@ def _draw(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[f
     def column(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float64, device=logits.device)[:, None]
 
-    scaled, order = (logits.double() / column([p.temperature for p in params])).sort(dim=-1, descending=True, stable=True)
+    scaled, order = (logits.double() / column([p.temperature for p in params])).sort(
+        dim=-1, descending=True, stable=True
+    )
     rank = torch.arange(scaled.shape[1], device=logits.device)
     top_k = column([float(p.top_k or scaled.shape[1]) for p in params])
     probs = scaled.masked_fill(rank >= top_k, -torch.inf).softmax(-1)

@@ -55,7 +55,8 @@ def card(result: dict[str, Any]) -> str:
         f"  layers      prelude {config['prelude_layers']}, core {config['core_layers']} (looped), "
         f"coda {config['coda_layers']}; d_model {config['d_model']}, {config['num_heads']} heads",
         "  parameters  " + ", ".join(f"{name} {count:,}" for name, count in stages.items() if name != "total"),
-        f"  trained     mean depth {config['mean_depth']:g}, at most {config['max_depth']}; context {config['context']}",
+        f"  depth       trained at mean {config['mean_depth']:g}, at most {config['max_depth']}; "
+        f"context {config['context']}",
         f"  F0, Fr      {result['f0']:,} and {result['fr']:,} FLOPs per token (outside the core; one core pass)",
         "  FLOPs       " + ", ".join(f"depth {d}: {n:,.0f}" for d, n in result["flops_per_token"].items()),
         "  KV bytes    " + ", ".join(f"{name} {n:,}" for name, n in result["kv_bytes_per_token"].items()),

@@ -56,8 +56,10 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:  # a full disk, a folder without permission: the user's to mend, no traceback
-        print(f"loopwise: {error.strerror or error}: {error.filename or 'disk'}: free space or choose another folder",
-              file=sys.stderr)
+        print(
+            f"loopwise: {error.strerror or error}: {error.filename or 'disk'}: free space or choose another folder",
+            file=sys.stderr,
+        )
         return 2
 
 

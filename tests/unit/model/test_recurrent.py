@@ -7,9 +7,7 @@ from loopwise.config import InputError, ModelConfig
 from loopwise.model.context import DenseCausal
 from loopwise.model.recurrent import RecurrentLM
 
-TINY = dict(
-    vocab_size=61, d_model=32, num_heads=4, d_ff=48, prelude_layers=1, core_layers=2, coda_layers=1, context=32
-)
+TINY = dict(vocab_size=61, d_model=32, num_heads=4, d_ff=48, prelude_layers=1, core_layers=2, coda_layers=1, context=32)
 
 
 def make(seed: int = 0, **changes) -> RecurrentLM:
@@ -29,8 +27,17 @@ VARIANTS = [
     {"num_kv_heads": 1, "qk_norm": "full", "rope": "adjacent"},
     {"mlp": "relu2", "tied": False, "embed_scale": 5.0, "head_dim": 16},
     {"prelude_layers": 0, "coda_layers": 0},
-    {"injection": "ssm", "mlp": "half_relu2", "core_d_ff": 40, "coda_projection": True, "value_layers": (0, 2, 3),
-     "value_gate": 8, "qk_norm": "rotated", "logit_softcap": 5.0, "tied": False},
+    {
+        "injection": "ssm",
+        "mlp": "half_relu2",
+        "core_d_ff": 40,
+        "coda_projection": True,
+        "value_layers": (0, 2, 3),
+        "value_gate": 8,
+        "qk_norm": "rotated",
+        "logit_softcap": 5.0,
+        "tied": False,
+    },
     {"embed_norm": True, "coda_norm": True, "exit_gate": True, "rope_scaling": "llama3", "rope_factor": 8.0},
     {"final_norm": False, "state_norm": True, "rope_dtype": "bfloat16", "rope_scaling": "linear", "rope_factor": 2.0},
     {"windows": (3, 0, 5, 7)},
