@@ -3,18 +3,18 @@
 | kind | text | difficulty of an answer |
 |---|---|---|
 | `chain` | 41 pairs of letters: links, `;`, questions | links to follow from the asked letter to its end |
-| `short` | four small chains | the same |
 | `sum` | lines such as `3+5+9=7`: the last digit of the sum | additions |
 
 In `chain` the link `q z` says that q points to z, and an end points to itself; the question `q b` says that the end
 which q leads to is b.
 
-`chain` gives no other way to the answer: a link always stands before the link that it leads to, so an earlier position
-cannot have followed it already; deeper questions are asked first, so no letter answered before lies on a later path;
-and guessing an end scores about 1 / ends. Every puzzle is a pure function of (seed, index, options).
+A link stands after the link that it leads to, so every position can look up the letter before it with one and the same
+lookup, and each pass of a one-block core carries ends one link further. Nothing on the way is written out: deeper
+questions are asked first, so no letter answered before lies on a later path; guessing an end scores about 1 / ends.
+Every puzzle is a pure function of (seed, index, options).
 
-With the shipped tokenizer a `chain` or `short` puzzle and its end-of-document token are exactly `TOKENS` tokens, so
-windows of that size cut from the stream are whole puzzles; `sum` puzzles are a little shorter.
+With the shipped tokenizer a `chain` puzzle and its end-of-document token are exactly `TOKENS` tokens, so windows of
+that size cut from the stream are whole puzzles; `sum` puzzles are a little shorter.
 """
 
 import random
@@ -132,26 +132,16 @@ class _Forest(NamedTuple):
 
 def _chain(source: random.Random, hardest: int) -> Iterator[tuple[str, int]]:
     """Pieces of text and the difficulty of those that are answers (0 for the rest)."""
+    ends = source.choice((3, 5, 7, 9) if hardest == 2 else (3, 5, 7) if hardest <= 4 else (3, 5))
+    sizes = [((_PAIRS + ends) // 2, ends)]
     if hardest == 1:  # four small ones, so that the first hop is found over short distances
-        yield from _several(source, hardest, ((6, 3), (6, 3), (6, 3), (7, 4)))
-    else:
-        ends = source.choice((3, 5, 7, 9) if hardest == 2 else (3, 5, 7) if hardest <= 4 else (3, 5))
-        yield from _several(source, hardest, (((_PAIRS + ends) // 2, ends),))
-
-
-def _short(source: random.Random, hardest: int) -> Iterator[tuple[str, int]]:
-    """Small chains: with two hops at most, nearly half of the answers take two."""
-    yield from _several(source, hardest, ((9, 3), (6, 2), (4, 2), (4, 2)))
-
-
-def _several(source: random.Random, hardest: int, sizes: Sequence[tuple[int, int]]) -> Iterator[tuple[str, int]]:
-    """Chain puzzles one after the other, of so many letters and ends each."""
+        sizes = [(6, 3), (6, 3), (6, 3), (7, 4)]
     for letters, ends in sizes:
         yield from _links_and_questions(source, _forest(source, hardest, ends, letters))
 
 
 def _links_and_questions(source: random.Random, forest: _Forest) -> Iterator[tuple[str, int]]:
-    links = _children_first(source, forest.parent)
+    links = _parents_first(source, forest.parent)
     yield "chain:\n", 0
     for place, letter in enumerate(links):
         yield f" {letter} {forest.parent[letter]}" + (";" if place == len(links) - 1 else ","), 0
@@ -180,8 +170,8 @@ def _forest(source: random.Random, hardest: int, ends: int, letters: int) -> _Fo
     return _Forest(parent, end, depth)
 
 
-def _children_first(source: random.Random, parent: dict[str, str]) -> list[str]:
-    """A random order in which every letter stands before its parent."""
+def _parents_first(source: random.Random, parent: dict[str, str]) -> list[str]:
+    """A random order in which every letter stands after its parent."""
     waiting = dict.fromkeys(parent, 0)
     for letter, above in parent.items():
         waiting[above] += letter != above
@@ -195,7 +185,7 @@ def _children_first(source: random.Random, parent: dict[str, str]) -> list[str]:
             waiting[above] -= 1
             if not waiting[above]:
                 ready.append(above)
-    return order
+    return order[::-1]
 
 
 def _sum(source: random.Random, hardest: int) -> Iterator[tuple[str, int]]:
@@ -211,8 +201,4 @@ def _sum(source: random.Random, hardest: int) -> Iterator[tuple[str, int]]:
         yield "\n", 0
 
 
-KINDS: dict[str, Callable[[random.Random, int], Iterator[tuple[str, int]]]] = {
-    "chain": _chain,
-    "short": _short,
-    "sum": _sum,
-}
+KINDS: dict[str, Callable[[random.Random, int], Iterator[tuple[str, int]]]] = {"chain": _chain, "sum": _sum}

@@ -9,18 +9,9 @@ SOURCES = (
     Source(name="factbook", text="factbook:all", shares=((0, 0.18), (1200, 0.25))),
     Source(name="children", text="children.jsonl", shares=((0, 0.06), (1200, 0.10))),
     Source(name="openstax", text="openstax.jsonl", shares=((0, 0.10), (1200, 0.15))),
-    Source(name="hop1", text="puzzles:1-1:12000:1", shares=((0, 0.60), (1200, 0.02))),
-    Source(name="hop3", text="puzzles:2-3:24000:2", shares=((0, 0.06),)),
-    Source(
-        name="hop10",
-        text="puzzles:4-10:120000:3",
-        shares=((0, 0.0), (1200, 0.42), (2483, 0.42), (2484, 0.0), (3200, 0.0), (4000, 0.36)),
-    ),
-    Source(
-        name="hop2",
-        text="puzzles:2-2:24000:4:short",
-        shares=((0, 0.0), (2483, 0.0), (2484, 0.42), (3200, 0.42), (4000, 0.06)),
-    ),
+    Source(name="hop1", text="puzzles:1-1:12000:1", shares=((0, 0.60), (300, 0.60), (500, 0.06), (1500, 0.02))),
+    Source(name="hop3", text="puzzles:2-3:24000:2", shares=((0, 0.06), (300, 0.06), (500, 0.45), (900, 0.4), (1400, 0.08))),
+    Source(name="hop10", text="puzzles:4-10:120000:3", shares=((0, 0.0), (600, 0.0), (900, 0.12), (1400, 0.38))),
 )
 
 
@@ -31,8 +22,8 @@ def tiny() -> Recipe:
         context=256, embed_scale=11.3, max_depth=32, mean_depth=8.0,
     )
     train = TrainConfig(
-        tokens=60_000_000, batch_size=32, context=128, optimizer="muon", lr=4e-3, muon_lr=0.01, warmup_steps=50,
-        checkpoint_interval=250, eval_interval=1000, eval_batches=1, eval_depths=(1, 2, 4, 6, 8, 32), log_interval=20,
+        tokens=20_480_000, batch_size=32, context=128, optimizer="muon", lr=4e-3, muon_lr=0.01, warmup_steps=50,
+        checkpoint_interval=250, eval_interval=2500, eval_batches=1, eval_depths=(1, 2, 4, 6, 8, 32), log_interval=20,
         threads=1, compile=True, dtype="bfloat16",
     )
     depth = DepthConfig(mean=8.0, sigma=0.5, min=3, max=32)
@@ -40,9 +31,11 @@ def tiny() -> Recipe:
 
 
 def tiny_mean4() -> Recipe:
-    """The same with mean depth 4, for comparison."""
+    """The same model with mean depth 4, for comparison."""
     base = tiny()
     return dataclasses.replace(
-        base, name="tiny-mean4", model=dataclasses.replace(base.model, mean_depth=4.0),
+        base,
+        name="tiny-mean4",
+        model=dataclasses.replace(base.model, mean_depth=4.0),
         depth=dataclasses.replace(base.depth, mean=4.0, min=2),
     )

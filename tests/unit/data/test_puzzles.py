@@ -34,7 +34,7 @@ def solve_sum(text: str) -> list[tuple[str, int]]:
     return [(str(sum(map(int, left.split("+"))) % 10), left.count("+")) for left, _ in lines]
 
 
-SOLVERS = {"chain": solve_chain, "short": solve_chain, "sum": solve_sum}
+SOLVERS = {"chain": solve_chain, "sum": solve_sum}
 options = st.tuples(
     st.integers(0, 50), st.integers(0, 5000), st.integers(1, MAX_DIFFICULTY), st.sampled_from(sorted(KINDS))
 )
@@ -64,13 +64,13 @@ def test_a_puzzle_is_a_pure_function_of_its_arguments(option: tuple[int, int, in
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10_000), st.integers(2, MAX_DIFFICULTY))
-def test_no_earlier_position_can_have_followed_a_link(seed: int, hardest: int) -> None:
-    """Every link stands before the link of the letter that it points to, and no answered letter is on a later path."""
+def test_links_stand_after_those_they_lead_to(seed: int, hardest: int) -> None:
+    """And no letter that was answered lies on a later path."""
     text = puzzle_text(seed, 0, max_difficulty=hardest).text.removeprefix("chain:\n")
     links, questions = text.split(";")
     pairs = [pair.split() for pair in links.split(",")]
     place, points = {a: i for i, (a, _) in enumerate(pairs)}, dict(pairs)
-    assert all(a == b or place[a] < place[b] for a, b in pairs)
+    assert all(a == b or place[a] > place[b] for a, b in pairs)
     answered: set[str] = set()
     for question in questions.split(","):
         at = question.split()[0]
@@ -121,7 +121,7 @@ def test_source_names() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["puzzles:3", "puzzles:0-2", "puzzles:1-99", "puzzles:5-2", "puzzles:1-2:0", "puzzles:1-2:3:4:sum:6", "puzzles:a-b"],
+    ["puzzles:3", "puzzles:0-2", "puzzles:1-99", "puzzles:1-2:0", "puzzles:1-2:3:4:sum:6", "puzzles:a-b"],
 )
 def test_bad_source_names_are_refused(name: str) -> None:
     with pytest.raises(InputError, match="LOW-HIGH"):
