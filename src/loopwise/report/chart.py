@@ -87,16 +87,16 @@ class Panel:
         at, anchor = (x + 5, "start") if toward_end else (x - 5, "end")
         dash = "4 3" if dashed else None
         line = rule_line(x, self.top, x, self.bottom, colour=INK, css="mark", stroke_dasharray=dash)
-        return line + label(at, self.top + 11 + 15 * row, text, size=SMALL, anchor=anchor, soft=False, **_HALO)
+        return line + label(at, self.top + 11 + 15 * row, text, size=SMALL, anchor=anchor, soft=False, **HALO)
 
     def level(self, value: float, text: str) -> str:
         """A horizontal dotted line at a y value with its label at the right end."""
         y = self.py(value)
         line = rule_line(self.left, y, self.right, y, colour=INK, css="mark", stroke_dasharray="1 3")
-        return line + label(self.right, y - 5, text, size=SMALL, anchor="end", soft=False, **_HALO)
+        return line + label(self.right, y - 5, text, size=SMALL, anchor="end", soft=False, **HALO)
 
 
-_HALO = {"paint_order": "stroke", "stroke": PAPER, "stroke_width": 3, "stroke_linejoin": "round", "data_halo": ""}
+HALO = {"paint_order": "stroke", "stroke": PAPER, "stroke_width": 3, "stroke_linejoin": "round", "data_halo": ""}
 
 
 def panel(

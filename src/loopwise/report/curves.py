@@ -11,16 +11,16 @@ from loopwise.report.svg import label
 from loopwise.report.words import TYPE_NAMES, count, span
 
 DEPTH = "depth (core passes, log scale)"
-_CUT = " (it runs out of the panel: documents differ more than depths do)"
 
 
 def loss_figure(found: Measure, allocation: Allocation | None) -> Figure:
     """Loss by fixed depth with its interval, the training mean and the best fixed depth marked."""
+    reach, cut = _reach(found.loss)
     curve, best = found.loss, allocation.best_fixed if allocation else None
     line = Series(
         name="loss",
         points=curve.points,
-        band=curve.band,
+        band=None if cut else curve.band,
         colour=BLUE,
         css="s-probe",
         size=6,
@@ -33,12 +33,11 @@ def loss_figure(found: Measure, allocation: Allocation | None) -> Figure:
         return draw(space, [line], extra=_marks(space, found.mean_depth, best.depth if best else None))
 
     first, last = curve.values[0], curve.values[-1]
-    reach, cut = _reach(curve)
     caption = (
         f"Mean loss of {count(found.tokens, 'held-out token')} when every token takes the same depth: "
         f"{first:.3f} nats at depth "
-        f"{curve.depths[0]}, {last:.3f} at depth {curve.depths[-1]}. Band: 95% confidence interval, bootstrap over "
-        f"{count(found.groups, found.unit)}{_CUT if cut else ''}. "
+        f"{curve.depths[0]}, {last:.3f} at depth {curve.depths[-1]}. {_interval(curve, cut)}, bootstrap over "
+        f"{count(found.groups, found.unit)}. "
         f"{_marked(found.mean_depth, best.depth if best else None)}"
     )
     rows = [(d, *curve.at(d)) for d in curve.depths]
@@ -59,6 +58,14 @@ def _reach(curve: Curve) -> tuple[list[float], bool]:
     room = 0.8 * max(high - low, 1e-3)
     ends = [min(curve.lows or (low,)), max(curve.highs or (high,))]
     return [max(ends[0], low - room), min(ends[1], high + room)], ends[0] < low - room or ends[1] > high + room
+
+
+def _interval(curve: Curve, cut: bool) -> str:
+    if not cut:
+        return "Band: 95% confidence interval"
+    _, low, high = curve.at(curve.depths[-1])
+    wide = f", {low:.2f} to {high:.2f} at the last depth," if low is not None and high is not None else ""
+    return f"The 95% interval{wide} is wider than the panel, since documents differ more than depths do (see the table)"
 
 
 def _marked(mean: float | None, best: int | None) -> str:

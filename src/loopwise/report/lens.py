@@ -6,6 +6,7 @@ bytes, base64, and exit depths are computed here from the *decoded* values, so t
 
 import base64
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ NAMES: dict[str, tuple[str, str, int]] = {  # label, cost of a check in words, f
     "entropy": ("entropy", "Costs a readout at every pass; says unsure, not unsettled.", 1),
     "probe": ("probe", "Nearly free: a linear probe trained to foresee a change of the first choice.", 1),
 }
+STEPS = 240  # of the threshold slider
 PASSAGE_TOKENS = 192  # of each passage, on the page
 
 
@@ -101,10 +103,9 @@ def payload(lens: Lens) -> dict[str, Any]:
     signals = {}
     for name, values in lens.signals.items():
         label, cost, first = NAMES.get(name, (name, "", 2))
-        span, start = _span(values[:, first - 1 :]), lens.starts.get(name, 1e-2)
-        low, high = min(span[0], start / 2), max(span[1], start * 2)
+        start = lens.starts.get(name, 1e-2)
         about = {"label": label, "cost": cost, "first": first, "start": start}
-        signals[name] = {**about, "range": [float(np.log10(low)), float(np.log10(high))], **pack(values, log=True)}
+        signals[name] = {**about, "range": _range(values[:, first - 1 :], start), **pack(values, log=True)}
     kinds = [TYPE_NAMES.get(kind, kind) for kind in lens.types]
     names = sorted(set(kinds))
     found: dict[str, Any] = {"depths": lens.max_depth, "signals": signals, "types": names}
@@ -114,6 +115,15 @@ def payload(lens: Lens) -> dict[str, Any]:
     if lens.guess:
         found |= {"guess": lens.guess, "pieces": lens.guess_pieces}
     return found
+
+
+def _range(values: Float[np.ndarray, "tokens depth"], start: float) -> list[float]:
+    """Ends of the slider in log10, moved a little so that `start` is one of its steps."""
+    low, high = _span(values)
+    low, high = math.log10(min(low, start / 2)), math.log10(max(high, start * 2))
+    step = (high - low) / STEPS
+    shift = math.log10(start) - low - round((math.log10(start) - low) / step) * step
+    return [low + shift, high + shift]
 
 
 def _span(values: Float[np.ndarray, "tokens depth"]) -> tuple[float, float]:
@@ -164,7 +174,7 @@ def _controls(lens: Lens, signals: Mapping[str, Any]) -> str:
     rules = el("option", "first time below", value="first") + el(
         "option", "settled for good (hindsight)", value="settled"
     )
-    slider = el("input", type="range", id="lens-threshold", min="0", max="240", value="120", step="1")
+    slider = el("input", type="range", id="lens-threshold", min="0", max=STEPS, value=STEPS // 2, step="1")
     return el(
         "div",
         el("label", "Signal", el("select", options, id="lens-signal")),

@@ -92,7 +92,8 @@
     const curve = (values, token) => values.subarray(token * depths, (token + 1) * depths);
     function threshold() {
       const range = about().range;
-      return Math.pow(10, range[0] + (slider.value / slider.max) * (range[1] - range[0]));
+      const limit = Math.pow(10, range[0] + (slider.value / slider.max) * (range[1] - range[0]));
+      return Math.abs(limit / about().start - 1) < 1e-9 ? about().start : limit;
     }
     function exitDepth(values, limit, first, settled) {
       if (settled) {

@@ -229,13 +229,13 @@ class Run:
 
     @property
     def deep(self) -> int:
-        """Where the colour scale ends: by then 99% of the tokens have settled; at least 6, at most the last depth."""
+        """Where the colour scale ends: by then 90% of the tokens have settled; at least 6, at most the last depth."""
         settled = self.measure.convergence if self.measure else None
         if settled is None:
             return self.max_depth
         total, seen = sum(settled.histogram.values()), 0
         for depth in sorted(settled.histogram):
             seen += settled.histogram[depth]
-            if seen >= 0.99 * total:
+            if seen >= 0.9 * total:
                 return min(max(depth, 6), self.max_depth)
         return self.max_depth

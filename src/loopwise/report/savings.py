@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from loopwise.report.axis import linear
-from loopwise.report.chart import Drawing, Panel
+from loopwise.report.chart import HALO, Drawing, Panel
 from loopwise.report.figure import Figure
-from loopwise.report.palette import OTHER, SOFT, STYLES
+from loopwise.report.palette import OTHER, PAPER, SOFT, STYLES, Style
 from loopwise.report.run import Allocation, Policy
 from loopwise.report.svg import el, label, marker, path, rule_line
 from loopwise.report.words import near, percent, spared
@@ -74,39 +74,29 @@ def _saving_marks(space: Panel, policy: Policy, entry: Sequence[str | float | No
     _, _, saved, low, high, compute, less, more = entry
     name = f"{policy.label}, {policy.mode}" if space.left > 150 else f"{policy.label} {policy.mode}"
     parts = [label(0, y + 4, name, size=11.5, soft=False)]
-    inside = [v if isinstance(v, float) and v >= space.x.lo else None for v in (saved, compute)]
-    if all(v is not None for v in inside):
-        ends = [(space.px(v), y) for v in inside if v is not None]
-        parts.append(
-            el(
-                "path",
-                d=path(ends),
-                stroke=style.colour,
-                stroke_width=5,
-                stroke_opacity=0.25,
-                class_=f"line {style.css}",
-            )
-        )
+    if isinstance(saved, float) and isinstance(compute, float):
+        parts.append(_rod(space, style, (compute, saved), y, stroke_width=5, stroke_opacity=0.25))
     for one, other, drop in ((low, high, -4.5), (less, more, 4.5)):
-        if isinstance(one, float) and isinstance(other, float) and other > space.x.lo:
-            ends = [(space.px(max(one, space.x.lo)), y + drop), (space.px(other), y + drop)]
-            parts.append(el("path", d=path(ends), stroke=style.colour, stroke_width=1.4, class_=f"line {style.css}"))
-    for value, css, fill, what in (
-        (inside[0], "dot", style.colour, "depth"),
-        (inside[1], "hollow", "#ffffff", "compute"),
-    ):
-        if value is not None:
-            dot = marker(style.marker, space.px(value), y, 9.0)
-            tip = f"{policy.label} ({policy.mode}): {percent(value, 1)} of {what} saved"
-            parts.append(
-                el(
-                    "path",
-                    d=dot,
-                    fill=fill,
-                    stroke=style.colour,
-                    stroke_width=1.5,
-                    class_=f"{css} {style.css}",
-                    data_tip=tip,
-                )
-            )
+        if isinstance(one, float) and isinstance(other, float):
+            parts.append(_rod(space, style, (one, other), y + drop, stroke_width=1.4))
+    for value, filled, what in ((saved, True, "passes"), (compute, False, "compute")):
+        if isinstance(value, float):
+            parts.append(_dot(space, style, value, y, filled, f"{name}: {percent(value, 1)} of {what} saved"))
     return "".join(parts)
+
+
+def _rod(space: Panel, style: Style, ends: tuple[float, float], y: float, **look: object) -> str:
+    """A horizontal stroke between two values, cut at the panel's left edge."""
+    inside = [(space.px(max(v, space.x.lo)), y) for v in ends]
+    return el("path", d=path(inside), stroke=style.colour, class_=f"line {style.css}", **look)
+
+
+def _dot(space: Panel, style: Style, value: float, y: float, filled: bool, tip: str) -> str:
+    """A marker, or its figure at the left edge when it lies beyond."""
+    if value < space.x.lo:
+        return label(space.left + 2, y + 4, f"◂ {percent(value)}", size=11.5, soft=False, **HALO)
+    shape, css = marker(style.marker, space.px(value), y, 9.0), "dot" if filled else "hollow"
+    fill = style.colour if filled else PAPER
+    return el(
+        "path", d=shape, fill=fill, stroke=style.colour, stroke_width=1.5, class_=f"{css} {style.css}", data_tip=tip
+    )
