@@ -10,7 +10,11 @@ SOURCES = (
     Source(name="children", text="children.jsonl", shares=((0, 0.06), (1200, 0.10))),
     Source(name="openstax", text="openstax.jsonl", shares=((0, 0.10), (1200, 0.15))),
     Source(name="hop1", text="puzzles:1-1:12000:1", shares=((0, 0.60), (300, 0.60), (500, 0.06), (1500, 0.02))),
-    Source(name="hop3", text="puzzles:2-3:24000:2", shares=((0, 0.06), (300, 0.06), (500, 0.45), (900, 0.4), (1400, 0.08))),
+    Source(
+        name="hop3",
+        text="puzzles:2-3:24000:2",
+        shares=((0, 0.06), (300, 0.06), (500, 0.45), (900, 0.40), (1400, 0.08)),
+    ),
     Source(name="hop10", text="puzzles:4-10:120000:3", shares=((0, 0.0), (600, 0.0), (900, 0.12), (1400, 0.38))),
 )
 
