@@ -43,15 +43,13 @@ def _findings(result: dict[str, Any]) -> Table:
     for name in ("", "here", "the study"):
         table.add_column(name, no_wrap=True)
     table.add_row("median convergence depth", f"{settled['median']:g}", "6")
-    table.add_row(
-        f"still moving at depth {mean} (training mean)", "–" if still is None else f"{still:.1%}", "about 10%"
-    )
+    table.add_row(f"still moving at training mean {mean}", "–" if still is None else f"{still:.1%}", "about 10%")
     saved = _saved(result, "kl", "live")
     table.add_row("A1: passes saved, live", saved[0], "38% (replay)")
-    table.add_row("A1: compute saved, checks included", saved[1], "0% of wall clock")
+    table.add_row("A1: compute saved with checks", saved[1], "0% of wall clock")
     table.add_row("best fixed depth", f"{best['depth']}", "not reported")
     free = _saved(result, "rel_change", "live")
-    table.add_row("free signal: passes saved; compute saved", f"{free[0]}; {free[1]}", "not tried")
+    table.add_row("free signal: passes, compute saved", f"{free[0]}, {free[1]}", "not tried")
     return table
 
 

@@ -90,10 +90,10 @@ class Panel:
         return line + label(at, self.top + 11 + 15 * row, text, size=SMALL, anchor=anchor, soft=False, **HALO)
 
     def level(self, value: float, text: str) -> str:
-        """A horizontal dotted line at a y value with its label at the right end."""
+        """A horizontal dotted line at a y value with its label at the left end."""
         y = self.py(value)
         line = rule_line(self.left, y, self.right, y, colour=INK, css="mark", stroke_dasharray="1 3")
-        return line + label(self.right, y - 5, text, size=SMALL, anchor="end", soft=False, **HALO)
+        return line + label(self.left + 4, y - 5, text, size=SMALL, soft=False, **HALO)
 
 
 HALO = {"paint_order": "stroke", "stroke": PAPER, "stroke_width": 3, "stroke_linejoin": "round", "data_halo": ""}

@@ -52,12 +52,13 @@ def loss_figure(found: Measure, allocation: Allocation | None) -> Figure:
 
 
 def _reach(curve: Curve) -> tuple[list[float], bool]:
-    """What the loss axis must hold, and whether the band runs out of it: documents often differ far more from each
+    """What the loss axis must hold, and whether it leaves the band out: documents often differ far more from each
     other than depths do, and the curve must stay readable."""
     low, high = min(curve.values), max(curve.values)
     room = 0.8 * max(high - low, 1e-3)
     ends = [min(curve.lows or (low,)), max(curve.highs or (high,))]
-    return [max(ends[0], low - room), min(ends[1], high + room)], ends[0] < low - room or ends[1] > high + room
+    cut = ends[0] < low - room or ends[1] > high + room
+    return [low, high] if cut else ends, cut
 
 
 def _interval(curve: Curve, cut: bool) -> str:

@@ -138,7 +138,7 @@ def _begin(lens: Lens, run: Run) -> Lens:
     """Start each slider where that policy matched the reference, if an allocation says where."""
     if run.allocation is None:
         return lens
-    found = {name: run.allocation.policy(name) for name in lens.signals}
+    found = {name: run.allocation.policy(name, "replay") for name in lens.signals}
     starts = {n: p.matched.threshold for n, p in found.items() if p and p.matched and p.matched.threshold}
     return replace(lens, starts={**lens.starts, **starts})
 
