@@ -88,6 +88,7 @@ def _train(args: argparse.Namespace, chosen: Recipe, world: World) -> tuple[dict
         recipe=chosen,
         batches=inputs.train,
         held_out=inputs.held_out,
+        weigh=inputs.weigh,
         tokenizer=inputs.tokenizer,
         fingerprint=inputs.fingerprint,
         out=out,

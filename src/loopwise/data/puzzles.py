@@ -21,12 +21,17 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
 from loopwise.config import InputError, nearest
 
 TOKENS = 128
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 MAX_DIFFICULTY = 12
 HELD_OUT_SEED = 1_000_003  # training sets are written with small seeds
+_HEADING = "chain:\n"
 _PAIRS = 41  # pairs of a chain puzzle: (TOKENS - 4 for the heading - 1 for the end) / 3
 
 
@@ -122,6 +127,35 @@ def puzzle_documents(name: str) -> Iterator[str]:
         yield puzzle_text(start, index, max_difficulty=low + index % (high - low + 1), kinds=(kind,)).text
 
 
+class AnswerWeights:
+    """Loss weights of tokens: `answer` for the answers of chain puzzles, `filler` for their other tokens, 1 elsewhere.
+
+    Works on token ids, so that any window of a mixture can be weighed: a puzzle begins with its heading and ends with
+    the end of the document; after its `;` every third token from the second on is an answer.
+    """
+
+    def __init__(self, tokenizer: Encodes, *, end: int, answer: float, filler: float) -> None:
+        self.heading, self.end = list(tokenizer.encode(_HEADING)), end
+        self.semicolon = tokenizer.encode(f"{_HEADING} a a; b a\n")[len(self.heading) + 2]
+        self.answer, self.filler = answer, filler
+
+    def __call__(self, windows: Int[Tensor, "rows time"]) -> Float[Tensor, "rows time"]:
+        """Weight of each token as a target."""
+        place = torch.arange(windows.shape[1], device=windows.device).expand_as(windows)
+        size = len(self.heading)
+        headed = torch.zeros_like(windows, dtype=torch.bool)
+        found = torch.stack([windows[:, i : windows.shape[1] - size + 1 + i] == h for i, h in enumerate(self.heading)])
+        headed[:, : found.shape[-1]] = found.all(0)
+        begun, over, asked = (
+            torch.where(here, place, -1).cummax(1).values
+            for here in (headed, windows == self.end, windows == self.semicolon)
+        )
+        inside = begun > over
+        answers = inside & (asked > begun) & (place > asked) & ((place - asked) % 3 == 2)
+        weights = torch.where(inside, self.filler, 1.0)
+        return torch.where(answers, self.answer, weights)
+
+
 class _Forest(NamedTuple):
     """`parent` of each letter (ends are their own), and `end` and `depth` of each."""
 
@@ -142,7 +176,7 @@ def _chain(source: random.Random, hardest: int) -> Iterator[tuple[str, int]]:
 
 def _links_and_questions(source: random.Random, forest: _Forest) -> Iterator[tuple[str, int]]:
     links = _parents_first(source, forest.parent)
-    yield "chain:\n", 0
+    yield _HEADING, 0
     for place, letter in enumerate(links):
         yield f" {letter} {forest.parent[letter]}" + (";" if place == len(links) - 1 else ","), 0
     asked = [letter for letter in forest.parent if forest.depth[letter]]

@@ -147,12 +147,18 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """What is trained on: used by `loopwise prepare` and by the loader; prepared shards are given with `--data`."""
+    """What is trained on: used by `loopwise prepare` and by the loader; prepared shards are given with `--data`.
+
+    In puzzles (`data.puzzles`) the loss of answers weighs `answer_weight`, that of all other tokens `filler_weight`:
+    most of a puzzle is drawn at random, and its gradient is noise that hides the few tokens that can be computed.
+    """
 
     sources: tuple[Source, ...] = ()
     tokenizer: str | None = None
     holdout: float = 0.05
     mix_steps: int = 1000
+    answer_weight: float = 1.0
+    filler_weight: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

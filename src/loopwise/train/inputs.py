@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from loopwise.config import InputError, nearest
 from loopwise.data.loader import LinearWeights, MixtureLoader, PackedLoader, PiecewiseWeights, Weights, find_sets
+from loopwise.data.puzzles import AnswerWeights
 from loopwise.data.shards import TokenShards
 from loopwise.data.tokenizer import Tokenizer
 from loopwise.records import sha256
@@ -23,6 +24,7 @@ class Inputs(NamedTuple):
     held_out: dict[str, HeldOut]
     tokenizer: Path
     fingerprint: dict[str, str]
+    weigh: AnswerWeights | None
 
 
 def open_inputs(folder: Path, recipe: Recipe, world: World) -> Inputs:
@@ -61,10 +63,16 @@ def open_inputs(folder: Path, recipe: Recipe, world: World) -> Inputs:
         rows = min(EVAL_ROWS, recipe.train.batch_size)
         batches = PackedLoader(tokens, context=context, batch_size=rows, seed=0)  # seed 0: the same for every run
         held_out[source.name] = HeldOut(batches, _final(source))
+    weigh = None
+    if (recipe.data.answer_weight, recipe.data.filler_weight) != (1.0, 1.0) and tokenizer.eos_id is not None:
+        weigh = AnswerWeights(
+            tokenizer, end=tokenizer.eos_id, answer=recipe.data.answer_weight, filler=recipe.data.filler_weight
+        )
     # A folder that holds one set may be renamed: only sets of a mixture are known by their names.
     digests = {f"data.{n if len(sets) > 1 else 'text'}": shards.index.digest for n, shards in train.items()}
     whole = sha256("\n".join(f"{name} {digest}" for name, digest in digests.items()).encode())
-    return Inputs(loader, held_out, path, {"data_sha256": whole, "tokenizer_sha256": tokenizer.digest, **digests})
+    digests = {"data_sha256": whole, "tokenizer_sha256": tokenizer.digest, **digests}
+    return Inputs(loader, held_out, path, digests, weigh)
 
 
 def _sources(sets: Mapping[str, Path], recipe: Recipe) -> tuple[Source, ...]:

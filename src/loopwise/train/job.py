@@ -5,9 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from loopwise.model.recurrent import RecurrentLM
 from loopwise.train.config import Recipe
 from loopwise.train.validate import Batches, HeldOut
+
+Weigh = Callable[[torch.Tensor], torch.Tensor]  # windows to the loss weight of each of their tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +29,7 @@ class Job:
     tokenizer: Path | None = None
     fingerprint: Mapping[str, Any]
     manifest: Mapping[str, Any]
+    weigh: Weigh | None = None
     minutes: float | None = None
     resume: bool = False
     quiet: bool = False

@@ -135,7 +135,8 @@ class Trainer:
         low = self.config.dtype == "bfloat16"
         with synchronised(self.net, last), torch.autocast(self.world.device.type, torch.bfloat16, enabled=low):
             logits = self.net(windows[:, :-1], depth, backprop_depth=backprop if 0 < backprop < depth else None)
-            loss = objective(logits, windows[:, 1:], self.config.z_loss)
+            weights = self.job.weigh(windows)[:, 1:] if self.job.weigh else None
+            loss = objective(logits, windows[:, 1:], self.config.z_loss, weights)
             (loss.total * share).backward()
         return loss.nats.item()
 
