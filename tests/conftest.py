@@ -4,9 +4,9 @@ import os
 import sys
 from pathlib import Path
 
+import jaxtyping
 import pytest
 from hypothesis import settings
-from jaxtyping import install_import_hook
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 SOURCE = Path(__file__).parents[1] / "src"
@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 OWN_CHECKS = {"loopwise.config", "loopwise.train.config", "loopwise.sampling"}
 MODULES = {".".join(path.relative_to(SOURCE).with_suffix("").parts) for path in SOURCE.glob("loopwise/**/*.py")}
 sys.path.insert(0, str(Path(__file__).parent))
-install_import_hook(sorted(MODULES - OWN_CHECKS), "typechecker.check").__enter__()
+jaxtyping.install_import_hook(sorted(MODULES - OWN_CHECKS), "typechecker.check").__enter__()
 
 # Machines are slow and shared: no example may fail for its time.
 settings.register_profile("loopwise", deadline=None, max_examples=40)
@@ -28,3 +28,11 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("the shared folder of corpora and golden files is absent (set LOOPWISE_SHARED)")
     return folder
+
+
+@pytest.fixture
+def no_shape_checks():
+    """Compiled code must not trace the checker's wrappers."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

@@ -72,7 +72,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """Read a `.npz`; never unpickles. A missing or damaged file raises `InputError`."""
     try:
-        with np.load(path, allow_pickle=False) as found:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
             return {name: found[name] for name in found.files}
     except FileNotFoundError:
         raise InputError(f"{path}: no such file: run the command that writes it first") from None

@@ -14,8 +14,16 @@ from loopwise.sampling import SamplingParams
 
 def make(**changes) -> RecurrentLM:
     shape = dict(
-        vocab_size=61, d_model=32, num_heads=4, num_kv_heads=2, d_ff=48, prelude_layers=1, core_layers=2,
-        coda_layers=1, context=64, max_depth=8,
+        vocab_size=61,
+        d_model=32,
+        num_heads=4,
+        num_kv_heads=2,
+        d_ff=48,
+        prelude_layers=1,
+        core_layers=2,
+        coda_layers=1,
+        context=64,
+        max_depth=8,
     )
     return RecurrentLM(ModelConfig(**{**shape, **changes})).initialise(0).eval()
 
@@ -46,7 +54,9 @@ def test_exact_layouts_do_not_see_chunks(layout, prefill):
     """Per-token exit in prefill: logits and exit depths are the same for every cut."""
     runs = []
     for chunk in (1, 2, 5, 100):
-        decoder = Decoder(make(), Policy.parse("depth=8"), length=20, layout=layout, prefill=Policy.parse(prefill), chunk=chunk)
+        decoder = Decoder(
+            make(), Policy.parse("depth=8"), length=20, layout=layout, prefill=Policy.parse(prefill), chunk=chunk
+        )
         runs.append((decoder.prefill(PROMPT), decoder.exit_depths))
     for logits, depths in runs[1:]:
         torch.testing.assert_close(logits, runs[0][0], atol=1e-5, rtol=1e-5)
@@ -62,7 +72,7 @@ def test_layouts_that_read_alike_agree_and_shared_differs():
     assert made["shared"] != made["depth_indexed"]
 
 
-@pytest.mark.parametrize("name", [n for n in SIGNALS if n != "probe"])
+@pytest.mark.parametrize("name", [name for name, signal in SIGNALS.items() if not signal.tensors])
 def test_exit_depth_follows_the_signal(name):
     """Record the signal along a full-depth step, then predict where each threshold leaves."""
     model = make()
@@ -123,8 +133,13 @@ def test_stops():
 
     def run(**changes):
         decoder = Decoder(model, Policy.parse("depth=3"), length=60)
-        text = generate(decoder, PROMPT, SamplingParams(max_tokens=16, temperature=1.0, seed=9, **changes),
-                        eos=changes.pop("eos", None), decode=lambda ids: "".join(chr(65 + i % 26) for i in ids))
+        text = generate(
+            decoder,
+            PROMPT,
+            SamplingParams(max_tokens=16, temperature=1.0, seed=9, **changes),
+            eos=changes.pop("eos", None),
+            decode=lambda ids: "".join(chr(65 + i % 26) for i in ids),
+        )
         return text
 
     free = run()

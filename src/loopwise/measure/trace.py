@@ -206,8 +206,8 @@ def _allocate(names: list[str], depth: int, tokens: int) -> dict[str, np.ndarray
     for name in names:
         kind: Any = np.int32 if name == "top1" else np.float32
         if on_disk:
-            file = tempfile.TemporaryFile()
-            columns[name] = np.memmap(file, dtype=kind, mode="w+", shape=(depth, tokens))
+            with tempfile.TemporaryFile() as file:  # the map keeps the space alive
+                columns[name] = np.memmap(file, dtype=kind, mode="w+", shape=(depth, tokens))
         else:
             columns[name] = np.empty((depth, tokens), dtype=kind)
         columns[name].fill(-1 if name == "top1" else np.nan)
@@ -244,7 +244,7 @@ def save_trace(path: Path, found: Trace, *, vocab_size: int) -> Path:
 def load_trace(path: Path) -> Trace:
     """Read a saved trace; a missing or damaged file raises `InputError`."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         digest = arrays.pop("digest").tobytes().decode()
         columns = {name: arrays[name] for name in arrays if arrays[name].ndim == 2}
