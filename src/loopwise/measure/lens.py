@@ -54,7 +54,7 @@ def make_lens(
         "types": [TYPES[k] for k in kinds],
         "passages": [
             {"title": _title(tokenizer, target[a:b], d), "start": a, "stop": b, "document": int(d)}
-            for d, a, b in zip(documents, [0, *ends], ends, strict=False)
+            for d, a, b in zip(documents.tolist(), [0, *ends], ends, strict=False)
         ],
         "starts": {name: value for name, value in starts.items() if name in shown},
     } | _guesses(sample.columns["top1"].T, tokenizer)

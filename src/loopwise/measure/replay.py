@@ -111,6 +111,8 @@ def token_flops(
 def threshold_grid(found: Trace, signal: str, *, size: int, last: int, first: int) -> list[float]:
     """Thresholds that spread exits over depths `first`..`last`: quantiles of the recorded values, to three digits,
     with 0 (never leave early) and one value above all (leave at the first check). Increasing."""
+    if first >= last:  # nothing to check before the last pass
+        return [0.0]
     if signal == "argmax":
         return [0.0, 0.5]
     values = np.concatenate([found.at(signal, d)[:: max(1, found.num_tokens // 4096)] for d in range(first, last)])

@@ -8,7 +8,7 @@ all draws. Intervals are percentile intervals (Efron and Tibshirani, 1993).
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 
 DRAWS = 1000
 LEVEL = 0.95
@@ -34,7 +34,7 @@ def draw_weights(num_groups: int, *, draws: int = DRAWS, seed: int = 0) -> Int[n
 
 
 def group_sums(
-    values: Float[np.ndarray, "rows tokens"], group: Int[np.ndarray, "tokens"], num_groups: int
+    values: Num[np.ndarray, "rows tokens"], group: Int[np.ndarray, "tokens"], num_groups: int
 ) -> Float[np.ndarray, "groups rows"]:
     """Sum each row of `values` over the tokens of each group, in float64."""
     sums = [np.bincount(group, weights=row.astype(np.float64), minlength=num_groups) for row in np.atleast_2d(values)]
@@ -62,7 +62,7 @@ def percentile(estimates: Float[np.ndarray, "draws *rest"], level: float = LEVEL
 
 
 def mean_intervals(
-    values: Float[np.ndarray, "rows tokens"], group: Int[np.ndarray, "tokens"], weights: Int[np.ndarray, "draws groups"]
+    values: Num[np.ndarray, "rows tokens"], group: Int[np.ndarray, "tokens"], weights: Int[np.ndarray, "draws groups"]
 ) -> list[Interval]:
     """Mean over tokens of each row, with its interval over groups."""
     sums = group_sums(values, group, weights.shape[1])
@@ -82,7 +82,7 @@ def paired_interval(
     return mean_intervals((left.astype(np.float64) - right)[None], group, weights)[0]
 
 
-def histogram_quantile(counts: Float[np.ndarray, "*rows depth"], share: float = 0.5) -> Float[np.ndarray, "*rows"]:
+def histogram_quantile(counts: Num[np.ndarray, "*rows depth"], share: float = 0.5) -> Float[np.ndarray, "*rows"]:
     """Smallest depth (1-based) at which at least `share` of each histogram is reached; NaN for an empty histogram."""
     total = counts.sum(-1)
     reached = (counts.cumsum(-1) >= share * total[..., None]).argmax(-1) + 1.0
