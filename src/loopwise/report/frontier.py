@@ -27,7 +27,8 @@ def frontier_figure(found: Allocation, tokens: int) -> Figure:
 
     matched = _matched_words(found, "depth")
     caption = (
-        f"Quality against depth for every exit policy, {count(tokens, 'held-out token')}; down and left is "
+        f"Quality against depth for every exit policy, {count(tokens, 'held-out token')}{_live_words(found)}; "
+        "down and left is "
         "better. Solid: live "
         "decoding, where later tokens see the context that early exits left behind; dashed: replay of recorded "
         "curves. "
@@ -59,7 +60,7 @@ def cost_frontier_figure(found: Allocation, tokens: int) -> Figure:
         "relative to "
         f"uniform depth {found.reference_depth}. Signals that read the output move to the right of where their "
         "depth alone would put them; signals of "
-        f"the state hardly move. {count(tokens, 'token')}. {_matched_words(found, 'cost')}"
+        f"the state hardly move. {count(tokens, 'token')}{_live_words(found)}. {_matched_words(found, 'cost')}"
     )
     header = ("policy", "mode", "threshold", "cost_ratio", "loss_nats")
     rows = [(p.label, p.mode, o.threshold, o.cost_ratio, o.loss) for p in found.policies for o in p.points]
@@ -100,6 +101,12 @@ def _rows(found: Allocation) -> list[tuple[str | float | None, ...]]:
     if found.oracle:
         rows.append(("oracle", "replay", None, found.oracle.mean_depth, found.oracle.loss, *[None] * 7))
     return rows
+
+
+def _live_words(found: Allocation) -> str:
+    """How many tokens were decoded live, where that is fewer."""
+    live = {p.tokens for p in found.policies if p.mode == "live" and p.tokens is not None and p.tokens != found.tokens}
+    return f" ({min(live):,} of them live)" if live else ""
 
 
 def _interval_words(found: Allocation) -> str:

@@ -39,12 +39,16 @@ def _saved(policy: Policy, name: str, allocation: Allocation) -> list[Tile]:
         lost = Tile(f"depth saved by {name}", "none", f"never comes near depth {allocation.reference_depth}")
         return [lost, Tile(f"compute saved by {name}", "none", against)]
     best = "" if m.saving_vs_best is None else f"\n{percent(m.saving_vs_best)} against best fixed"
-    found = [Tile(f"depth saved by {name}", percent(m.saving), against + _ci(m.saving_ci) + best, _mood(m.saving))]
+    found = [
+        Tile(
+            f"depth saved by {name}", percent(m.saving), against + _ci(m.saving_ci) + best, _mood(m.saving, m.saving_ci)
+        )
+    ]
     compute, ends = spared(m.cost_ratio, m.cost_ratio_ci)
     if compute is not None:
         best = "" if m.cost_vs_best is None else f"\n{percent(1 - m.cost_vs_best)} against best fixed"
         note = f"checks included{_ci(ends)}{best}"
-        found.append(Tile(f"compute saved by {name}", percent(compute), note, _mood(compute)))
+        found.append(Tile(f"compute saved by {name}", percent(compute), note, _mood(compute, ends)))
     return found
 
 
@@ -52,8 +56,10 @@ def _ci(ends: Sequence[float] | None) -> str:
     return f"\nCI {percent(ends[0])} to {percent(ends[1])}" if ends else ""
 
 
-def _mood(saving: float) -> str:
-    return "good" if saving >= 0.005 else "bad" if saving <= -0.005 else ""
+def _mood(saving: float, ends: Sequence[float] | None) -> str:
+    """Good or bad news only where the interval leaves no doubt."""
+    low, high = ends or (saving, saving)
+    return "good" if low >= 0.005 else "bad" if high <= -0.005 else ""
 
 
 def _settled(measure: Measure) -> list[Tile]:
