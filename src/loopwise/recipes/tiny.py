@@ -6,19 +6,22 @@ from loopwise.config import ModelConfig
 from loopwise.train.config import DataConfig, DepthConfig, Recipe, Source, TrainConfig
 
 SOURCES = (
-    Source(name="factbook", text="factbook:all", weight=0.25),
-    Source(name="children", text="children.jsonl", weight=0.10),
-    Source(name="openstax", text="openstax.jsonl", weight=0.15),
-    Source(name="hop1", text="puzzles:1-1:12000:1", shares=((0, 0.45), (250, 0.45), (400, 0.05), (1200, 0.02))),
+    Source(name="factbook", text="factbook:all", shares=((0, 0.18), (1200, 0.25))),
+    Source(name="children", text="children.jsonl", shares=((0, 0.06), (1200, 0.10))),
+    Source(name="openstax", text="openstax.jsonl", shares=((0, 0.10), (1200, 0.15))),
+    Source(name="hop1", text="puzzles:1-1:12000:1", shares=((0, 0.60), (300, 0.60), (500, 0.06), (1500, 0.02))),
     Source(
         name="hop3",
         text="puzzles:2-3:24000:2",
-        shares=((0, 0.05), (250, 0.05), (400, 0.40), (600, 0.30), (1200, 0.08)),
+        shares=(
+            *((0, 0.06), (300, 0.06), (500, 0.45), (900, 0.40), (1189, 0.21504)),
+            *((1190, 0.40), (1450, 0.35), (2000, 0.08)),
+        ),
     ),
     Source(
         name="hop10",
         text="puzzles:4-10:120000:3",
-        shares=((0, 0.0), (350, 0.0), (400, 0.05), (600, 0.18), (1200, 0.40)),
+        shares=((0, 0.0), (600, 0.0), (900, 0.12), (1189, 0.27028), (1190, 0.05), (1450, 0.12), (2000, 0.40)),
     ),
 )
 
@@ -30,12 +33,12 @@ def tiny() -> Recipe:
         context=256, embed_scale=11.3, max_depth=32, mean_depth=8.0,
     )
     train = TrainConfig(
-        tokens=20_000_000, batch_size=32, context=128, optimizer="muon", lr=4e-3, muon_lr=0.01, warmup_steps=50,
+        tokens=22_528_000, batch_size=32, context=128, optimizer="muon", lr=4e-3, muon_lr=0.01, warmup_steps=50,
         checkpoint_interval=250, eval_interval=2500, eval_batches=1, eval_depths=(1, 2, 4, 6, 8, 32), log_interval=20,
         threads=1, compile=True, dtype="bfloat16",
     )
     depth = DepthConfig(mean=8.0, sigma=0.5, min=3, max=32)
-    data = DataConfig(sources=SOURCES, answer_weight=4.0, filler_weight=0.1)
+    data = DataConfig(sources=SOURCES, answer_weight=4.0, filler_weight=0.1, weigh_from=1189)
     return Recipe(name="tiny", model=model, train=train, depth=depth, data=data)
 
 

@@ -151,6 +151,7 @@ class DataConfig:
 
     In puzzles (`data.puzzles`) the loss of answers weighs `answer_weight`, that of all other tokens `filler_weight`:
     most of a puzzle is drawn at random, and its gradient is noise that hides the few tokens that can be computed.
+    Optimizer steps before `weigh_from` weigh all tokens alike.
     """
 
     sources: tuple[Source, ...] = ()
@@ -159,6 +160,7 @@ class DataConfig:
     mix_steps: int = 1000
     answer_weight: float = 1.0
     filler_weight: float = 1.0
+    weigh_from: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

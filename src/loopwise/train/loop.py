@@ -135,7 +135,9 @@ class Trainer:
         low = self.config.dtype == "bfloat16"
         with synchronised(self.net, last), torch.autocast(self.world.device.type, torch.bfloat16, enabled=low):
             logits = self.net(windows[:, :-1], depth, backprop_depth=backprop if 0 < backprop < depth else None)
-            weights = self.job.weigh(windows)[:, 1:] if self.job.weigh else None
+            weights = None
+            if self.job.weigh and self.step >= self.recipe.data.weigh_from:
+                weights = self.job.weigh(windows)[:, 1:]
             loss = objective(logits, windows[:, 1:], self.config.z_loss, weights)
             (loss.total * share).backward()
         return loss.nats.item()
