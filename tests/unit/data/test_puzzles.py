@@ -5,12 +5,24 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopwise.config import InputError
-from loopwise.data.puzzles import KINDS, MAX_DIFFICULTY, Puzzle, labelled_tokens, puzzle_documents, puzzle_text, puzzles
+from loopwise.data.puzzles import (
+    KINDS,
+    MAX_DIFFICULTY,
+    TOKENS,
+    AnswerWeights,
+    Puzzle,
+    labelled_tokens,
+    puzzle_documents,
+    puzzle_text,
+    puzzles,
+)
 from loopwise.data.text import documents
+from loopwise.data.tokenizer import Tokenizer
 
 ASSETS = Path(__file__).parents[3] / "src" / "loopwise" / "assets" / "tiny"
 
@@ -151,3 +163,41 @@ def test_labelled_tokens_point_at_the_answers() -> None:
     assert len(labels) == sum(len(puzzle.spans) for puzzle in found)
     marked = [(found[label.puzzle].text[label.token], label.difficulty) for label in labels]
     assert marked == [pair for puzzle in found for pair in answers(puzzle)]
+
+
+class LetterTokenizer(ByteTokenizer):
+    """Words and signs with the space before them, as the shipped tokenizer cuts puzzles; ids are by first occurrence."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, int] = {"<end>": 0}
+
+    def encode(self, text: str) -> list[int]:
+        return [self.known.setdefault(piece, len(self.known)) for piece in re.findall(r" ?\w+|\n|.", text)]
+
+    def token_bytes(self, token: int) -> bytes:
+        return list(self.known)[token].encode()
+
+
+def test_answers_outweigh_the_rest_of_a_puzzle_and_other_text_weighs_one() -> None:
+    tokenizer = LetterTokenizer()
+    weigh = AnswerWeights(tokenizer, end=0, answer=4.0, filler=0.25)
+    found = [*puzzles(0, 3, max_difficulty=6), *puzzles(0, 2, max_difficulty=1)]
+    other = tokenizer.encode("a; b c, d")
+    rows = [[*other, 0, *tokenizer.encode(puzzle.text), 0, *other] for puzzle in found]
+    longest = max(map(len, rows))
+    weights = weigh(torch.tensor([row + [0] * (longest - len(row)) for row in rows]))
+    for number, (row, puzzle) in enumerate(zip(rows, found, strict=True)):
+        start, end = len(other) + 1, len(row) - len(other) - 1
+        labels = [label.token for label in labelled_tokens(tokenizer, [puzzle])]
+        assert [i - start for i in range(start, end) if weights[number, i] == 4.0] == labels
+        assert set(weights[number, start:end].tolist()) == {0.25, 4.0}
+        assert weights[number, :start].eq(1).all() and weights[number, end:].eq(1).all()
+
+
+def test_with_the_shipped_tokenizer_a_puzzle_fills_a_window() -> None:
+    if not (ASSETS / "tokenizer.json").exists():
+        pytest.skip("the embedded checkpoint is not in this tree")
+    tokenizer = Tokenizer.load(ASSETS)
+    for hardest in (1, 2, 4, 10):
+        for puzzle in puzzles(2, 5, max_difficulty=hardest):
+            assert len(tokenizer.encode(puzzle.text)) + 1 == TOKENS

@@ -47,3 +47,13 @@ def test_a_compiled_pass_has_two_graphs_in_training() -> None:
         objective(model(TOKENS[:, :-1], depth, backprop_depth=backprop), TOKENS[:, 1:]).total.backward()
     assert counters["stats"]["unique_graphs"] == 2
     torch._dynamo.reset()
+
+
+def test_weights_choose_what_counts() -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits, targets = torch.randn(2, 5, 11, generator=generator), torch.randint(0, 11, (2, 5), generator=generator)
+    even = torch.full((2, 5), 0.5)
+    assert torch.allclose(objective(logits, targets, weights=even).nats, objective(logits, targets).nats)
+    first = torch.zeros(2, 5)
+    first[:, 0] = 3.0
+    assert torch.allclose(objective(logits, targets, weights=first).nats, objective(logits[:, :1], targets[:, :1]).nats)
