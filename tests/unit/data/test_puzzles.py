@@ -166,7 +166,7 @@ def test_labelled_tokens_point_at_the_answers() -> None:
 
 
 class LetterTokenizer(ByteTokenizer):
-    """Words and signs with the space before them, as the shipped tokenizer cuts puzzles; ids are by first occurrence."""
+    """Words and signs with the space before them, as the shipped tokenizer cuts puzzles; ids by first occurrence."""
 
     def __init__(self) -> None:
         self.known: dict[str, int] = {"<end>": 0}
