@@ -29,15 +29,21 @@ def test_the_readme_has_examples():
     assert blocks("python") and any(c.startswith("make demo") for c in commands())
 
 
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """One folder for all: a later line may read what an earlier one wrote, as for a reader."""
+    return tmp_path_factory.mktemp("readme")
+
+
 @pytest.mark.parametrize("code", blocks("python"))
-def test_python_block(code, tmp_path):
-    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+def test_python_block(code, workplace):
+    run = subprocess.run([sys.executable, "-c", code], cwd=workplace, capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip()
 
 
 @pytest.mark.parametrize("line", commands())
-def test_console_line(line, tmp_path):
+def test_console_line(line, workplace):
     words = shlex.split(line, comments=True)
     if words[0] == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.M)
@@ -45,6 +51,6 @@ def test_console_line(line, tmp_path):
         assert words[1] in VERBS
         if words[1] not in LONG:
             run = subprocess.run(
-                [sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True, timeout=240
+                [sys.executable, "-m", *words], cwd=workplace, capture_output=True, text=True, timeout=240
             )
             assert run.returncode == 0, run.stderr
