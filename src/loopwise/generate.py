@@ -16,7 +16,7 @@ from torch import Tensor
 
 from loopwise.config import InputError
 from loopwise.exit.policy import Policy
-from loopwise.exit.signals import Look, Probe
+from loopwise.exit.signals import Look, Probe, require
 from loopwise.model.kv_layout import KVLayout, kv_layout
 from loopwise.model.recurrent import RecurrentLM
 from loopwise.sampling import SamplingParams, penalise, sample, uniform
@@ -115,8 +115,7 @@ class Decoder:
         self.policy = policy.bind(model.config.max_depth)
         self.prefill_policy = check_prefill(prefill or Policy.parse(f"depth={self.policy.max_depth}"), model)
         for chosen in (self.policy, self.prefill_policy):
-            if chosen.signal == "probe" and probe is None:
-                raise InputError(f"policy '{chosen}': this checkpoint has no probe.safetensors: choose another signal")
+            require(chosen, chosen.reads, probe)
         deepest = max(self.policy.max_depth or 1, self.prefill_policy.max_depth or 1)
         model.rotary.reserve(length)
         self.ctx = DenseCached(model, kv_layout(layout), deepest, length)

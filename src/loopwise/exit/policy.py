@@ -5,13 +5,14 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from loopwise.config import InputError, nearest
 from loopwise.exit.rules import Below, Fixed, Recorded, Rule
 from loopwise.exit.signals import SIGNALS, Signal
 
 _THRESHOLD = re.compile(r"^([a-z_0-9]+)<([^,]+)$")
-_OPTIONS = ("min", "max", "patience", "every")
+_OPTIONS = ("min", "max", "patience", "every", "lag")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +20,8 @@ class Policy:
     """When a token stops looping.
 
     `signal` None is A0 (`depth=N`) or, with `recorded` set, `replay:FILE`. `min_depth` and `max_depth` bound every
-    row. `max_depth` None means the checkpoint's; `bind(max_depth)` settles it.
+    row. `max_depth` None means the checkpoint's; `bind(max_depth)` settles it. `later` are thresholds of the checks
+    after the first (`rel_change<0.2/0.1/0.05`), `lag` 1 delays every decision by a pass.
     """
 
     signal: str | None = None
@@ -29,6 +31,8 @@ class Policy:
     patience: int = 1
     every: int = 1
     recorded: tuple[int, ...] | None = None
+    later: tuple[float, ...] = ()
+    lag: int = 0
 
     @classmethod
     def parse(cls, text: str) -> "Policy":
@@ -47,18 +51,20 @@ class Policy:
         if match[1] not in SIGNALS:
             raise InputError(f"policy '{text}': unknown signal '{match[1]}': {nearest(match[1], SIGNALS)}")
         values = {_option(text, option) for option in options}
-        return cls(signal=match[1], threshold=_threshold(text, match[2]), **_bounds(text, dict(values)))
+        first, *later = (_threshold(text, value) for value in match[2].split("/"))
+        return cls(signal=match[1], threshold=first, later=tuple(later), **_bounds(text, dict(values)))
 
     def __str__(self) -> str:
         if self.recorded is not None:
             return "replay"
         if self.signal is None:
             return f"depth={self.max_depth}"
-        parts = [f"{self.signal}<{self.threshold:g}"]
+        parts = [f"{self.signal}<" + "/".join(f"{t:g}" for t in (self.threshold, *self.later))]
         parts += [f"min={self.min_depth}"] if self.min_depth > 1 else []
         parts += [f"max={self.max_depth}"] if self.max_depth is not None else []
         parts += [f"patience={self.patience}"] if self.patience > 1 else []
         parts += [f"every={self.every}"] if self.every > 1 else []
+        parts += [f"lag={self.lag}"] if self.lag else []
         return ",".join(parts)
 
     def bind(self, max_depth: int) -> "Policy":
@@ -90,6 +96,8 @@ class Policy:
             patience=self.patience,
             every=self.every,
             first_check=max(self.min_depth, SIGNALS[self.signal].first_depth),
+            later=self.later,
+            lag=self.lag,
         )
 
 
@@ -100,9 +108,11 @@ def _option(text: str, option: str) -> tuple[str, int]:
     return name, _integer(text, name, value)
 
 
-def _bounds(text: str, values: dict[str, int]) -> dict[str, int]:
+def _bounds(text: str, values: dict[str, int]) -> dict[str, Any]:
     if values.get("max", values.get("min", 1)) < values.get("min", 1):
         raise InputError(f"policy '{text}': min={values['min']} is above max={values['max']}: lower it")
+    if values.get("lag", 1) > 1:
+        raise InputError(f"policy '{text}': lag is '{values['lag']}': use 1, or leave it out")
     names = {"min": "min_depth", "max": "max_depth"}
     return {names.get(name, name): value for name, value in values.items()}
 

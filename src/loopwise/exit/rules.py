@@ -21,8 +21,10 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Below:
-    """Leave once the value was under `threshold` at `patience` consecutive checks, never before `min_depth`, always at
-    `max_depth`. Checks happen at depths first, first + every, ... where first = max(min_depth, signal's first depth)."""
+    """Leave once the value was under the threshold at `patience` checks in a row, never before `min_depth`, always at
+    `max_depth`. Checks happen at depths first, first + every, ... where first = max(min_depth, signal's first depth).
+    The first check compares with `threshold`, the ones after it with `later`, whose last entry serves all the rest.
+    With `lag` 1 a decision takes effect one pass late, so that a device need not wait for it."""
 
     threshold: float
     min_depth: int
@@ -30,6 +32,8 @@ class Below:
     patience: int = 1
     every: int = 1
     first_check: int = 1
+    later: tuple[float, ...] = ()
+    lag: int = 0
 
     def init(self, rows: int, device: torch.device | str = "cpu") -> Int[Tensor, "rows"]:
         """Carry: how many checks in a row were under the threshold."""
@@ -43,17 +47,25 @@ class Below:
         """`checks_at` for a row of depths."""
         return (depth >= self.first_check) & (depth < self.max_depth) & ((depth - self.first_check) % self.every == 0)
 
+    def limit(self, depth: Int[Tensor, "rows"]) -> Float[Tensor, "rows"] | float:
+        """The threshold of the check after pass `depth`."""
+        if not self.later:
+            return self.threshold
+        check = (depth - self.first_check).div(self.every, rounding_mode="floor").clamp(0, len(self.later))
+        return torch.tensor((self.threshold, *self.later), dtype=torch.float32, device=depth.device)[check]
+
     def step(
         self, value: Float[Tensor, "rows"] | None, depth: Int[Tensor, "rows"] | int, carry: Int[Tensor, "rows"]
     ) -> Decision:
         """Decide after pass `depth`. `value` is ignored (and may be None) at depths without a check."""
         depth = torch.full_like(carry, depth) if isinstance(depth, int) else depth
-        last = depth >= self.max_depth
-        if value is None:
-            return Decision(last, carry)
-        due = self.due(depth)
-        carry = torch.where(due, torch.where(value < self.threshold, carry + 1, torch.zeros_like(carry)), carry)
-        return Decision((due & (carry >= self.patience)) | last, carry)
+        leave, before = depth >= self.max_depth, carry
+        if value is not None:
+            due = self.due(depth)
+            passed = torch.where(value < self.limit(depth), carry + 1, torch.zeros_like(carry))
+            carry = torch.where(due, passed, carry)
+            leave = leave if self.lag else leave | (due & (carry >= self.patience))
+        return Decision(leave | (before >= self.patience) if self.lag else leave, carry)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +111,10 @@ class Recorded:
         return depth < self.max_depth
 
     def step(self, value: Tensor | None, depth: Int[Tensor, "rows"] | int, carry: Int[Tensor, "rows"]) -> Decision:
-        """Decide after pass `depth`; `value` holds the recorded depths."""
-        assert value is not None
+        """Decide after pass `depth`; `value` holds the recorded depths (None: nothing recorded, go to `max_depth`)."""
         depth = torch.full_like(carry, depth) if isinstance(depth, int) else depth
+        if value is None:
+            return Decision(depth >= self.max_depth, carry)
         return Decision((depth >= value) | (depth >= self.max_depth), carry)
 
 

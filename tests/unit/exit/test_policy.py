@@ -8,13 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loopwise.config import InputError
+from loopwise.exit.look import FACTORS, RANK
 from loopwise.exit.policy import Policy
 from loopwise.exit.rules import Below
-from loopwise.exit.signals import SIGNALS, Look, Probe
+from loopwise.exit.signals import SIGNALS, Look, Probe, require, supported
 
 
 @pytest.mark.parametrize(
-    "text", ["kl<0.001,min=2,max=8", "depth=8", "rel_change<0.05", "accel<0.1,patience=2,every=3", "kl<0.001"]
+    "text", ["kl<0.001,min=2,max=8", "depth=8", "rel_change<0.05", "accel<0.1,patience=2,every=3", "kl<0.001",
+             "rel_change<0.2/0.1/0.05,lag=1"]
 )
 def test_round_trip(text):
     assert str(Policy.parse(text)) == text
@@ -30,6 +32,8 @@ def test_round_trip(text):
         ("kl<x", "threshold is 'x'"),
         ("kl<1,mim=2", "did you mean 'min'"),
         ("kl<1,min=0", "min is '0'"),
+        ("kl<1/x", "threshold is 'x'"),
+        ("kl<1,lag=2", "lag is '2'"),
         ("kl<1,min=4,max=2", "min=4 is above max=2"),
         ("depth=0", "depth is '0'"),
         ("depth=4,min=2", "takes no options"),
@@ -111,6 +115,35 @@ def test_rule_takes_rows_of_different_depth():
     assert new.tolist() == [0, 1, 2, 0]
 
 
+@given(
+    table=st.lists(st.lists(st.floats(0, 1, width=32), min_size=8, max_size=8), min_size=1, max_size=5),
+    thresholds=st.lists(st.floats(0, 1, width=32), min_size=1, max_size=4),
+    every=st.integers(1, 3),
+    patience=st.integers(1, 2),
+)
+def test_thresholds_by_check_and_lag(table, thresholds, every, patience):
+    """A list of thresholds is read by check, the last one repeating; a lag adds one pass to every early exit."""
+    first, *later = thresholds
+
+    def rule(**more) -> Below:
+        return Below(threshold=first, later=tuple(later), min_depth=1, max_depth=8, first_check=2, every=every,
+                     patience=patience, **more)  # fmt: skip
+
+    shifted = [[v - thresholds[min(max(d - 2, 0) // every, len(later))] for d, v in enumerate(row, 1)] for row in table]
+    plain = Below(threshold=0.0, min_depth=1, max_depth=8, first_check=2, every=every, patience=patience)
+    found = exits(rule(), torch.tensor(table))
+    assert found == exits(plain, torch.tensor(shifted, dtype=torch.float64))
+    assert exits(rule(lag=1), torch.tensor(table)) == [min(d + 1, 8) for d in found]
+
+
+def test_missing_tensors_are_named():
+    with pytest.raises(InputError, match="has no probe"):
+        require("fisher<1", SIGNALS["fisher"], None)
+    with pytest.raises(InputError, match="without 'distil_state'"):
+        require("distil<1", SIGNALS["distil"], Probe(fisher=torch.ones(RANK, 8)))
+    assert supported("rel_change", None) and supported("distil", make_probe()) and not supported("probe", Probe())
+
+
 def look(rows: int = 5, d: int = 8, vocab: int = 11) -> Look:
     g = torch.Generator().manual_seed(0)
 
@@ -120,11 +153,18 @@ def look(rows: int = 5, d: int = 8, vocab: int = 11) -> Look:
     return Look(noise(d), noise(d), noise(d), noise(vocab).log_softmax(-1), noise(vocab).log_softmax(-1))
 
 
+def make_probe(d: int = 8) -> Probe:
+    g = torch.Generator().manual_seed(1)
+    factors = [torch.randn(RANK, d, generator=g) for _ in FACTORS]
+    terms = torch.randn(3, 4, generator=g) * 0.1
+    return Probe(torch.ones(1, d), torch.zeros(1), torch.zeros(d), torch.ones(d), *factors, torch.ones(d) * 0.1, terms)
+
+
 @pytest.mark.parametrize("name", SIGNALS)
 def test_signals_are_rowwise_and_finite(name):
     """Each row's value depends on that row alone, and settled rows give the smallest value."""
     x, signal = look(), SIGNALS[name]
-    probe = Probe(torch.ones(1, 8), torch.zeros(1), torch.zeros(8), torch.ones(8))
+    probe = make_probe()
     value = signal.value(x, 4, probe)
     assert value.shape == (5,) and bool(value.isfinite().all()) and value.dtype == torch.float32
     alone = torch.cat([signal.value(Look(*(t[i : i + 1] for t in x)), 4, probe) for i in range(5)])
@@ -133,18 +173,19 @@ def test_signals_are_rowwise_and_finite(name):
     torch.testing.assert_close(value, signal.value(x, depth, probe))
 
 
-@pytest.mark.parametrize("name", ["kl", "kl_prev", "argmax", "rel_change", "cosine", "accel"])
+@pytest.mark.parametrize("name", [n for n in SIGNALS if n not in ("entropy", "margin", "probe", "distil")])
 def test_change_signals_are_zero_when_nothing_changes(name):
     x = look()
     still = Look(x.state, x.state, x.state, x.log_probs, x.log_probs)
-    assert SIGNALS[name].value(still, 4, None).abs().max() < 1e-6
+    assert SIGNALS[name].value(still, 4, make_probe()).abs().max() < 1e-6
 
 
 def test_kl_directions():
     x = look()
     p, q = x.log_probs.double(), x.prev_log_probs.double()
     torch.testing.assert_close(
-        SIGNALS["kl"].value(x, 2, None).double(), torch.nn.functional.kl_div(q, p, log_target=True, reduction="none").sum(-1)
+        SIGNALS["kl"].value(x, 2, None).double(),
+        torch.nn.functional.kl_div(q, p, log_target=True, reduction="none").sum(-1),
     )
     torch.testing.assert_close(
         SIGNALS["kl_prev"].value(x, 2, None).double(),

@@ -4,16 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from loopwise.config import InputError, ModelConfig
+from loopwise.config import InputError
 from loopwise.exit.policy import Policy
 from loopwise.exit.signals import Probe
 from loopwise.generate import Decoder
 from loopwise.measure.live import fitting, live
 from loopwise.measure.replay import replay
 from loopwise.measure.trace import trace
-from loopwise.measure.windows import Windows
 from loopwise.model.kv_layout import LAYOUTS, kv_layout
-from loopwise.model.recurrent import RecurrentLM
 
 POLICIES = [
     "depth=3", "kl<0.25", "kl<0.3,every=2,min=3", "kl_prev<0.3,patience=2", "argmax<0.5", "entropy<3.92", "margin<0.99",
@@ -21,27 +19,12 @@ POLICIES = [
 ]  # fmt: skip
 
 
-def make(**changes) -> RecurrentLM:
-    shape = dict(
-        vocab_size=61, d_model=32, num_heads=4, num_kv_heads=2, d_ff=48, prelude_layers=1, core_layers=2,
-        coda_layers=1, context=32, max_depth=7,
-    )  # fmt: skip
-    model = RecurrentLM(ModelConfig(**{**shape, **changes})).initialise(0).eval()
-    return model.requires_grad_(False)
-
-
-def make_windows(lengths=(7, 3, 7, 1), vocab=61) -> Windows:
-    rng = np.random.default_rng(1)
-    ids = [rng.integers(0, vocab, n + 1).astype(np.int32) for n in lengths]
-    document = np.arange(len(lengths)) // 2
-    return Windows(ids=ids, document=document, hashes=[str(d) for d in range(document.max() + 1)], context=max(lengths))
-
-
-def make_probe(model: RecurrentLM) -> Probe:
+def make_probe(model) -> Probe:
     rng = torch.Generator().manual_seed(3)
     d = model.config.d_model
     weight = torch.randn(3, d, generator=rng)
-    return Probe(weight, torch.tensor([1.0, 0.0, -0.5]), torch.zeros(d), torch.full((d,), 2.0))
+    bias = torch.tensor([1.0, 0.0, -0.5])
+    return Probe(weight=weight, bias=bias, mean=torch.zeros(d), scale=torch.full((d,), 2.0))
 
 
 def decode(model, windows, policy, layout, probe):
@@ -64,8 +47,8 @@ CASES = [("depth_indexed", p) for p in POLICIES] + [
 
 
 @pytest.mark.parametrize(("layout", "text"), CASES)
-def test_equals_the_reference_decoder(layout, text):
-    model, windows, policy = make(), make_windows(), Policy.parse(text)
+def test_equals_the_reference_decoder(layout, text, make_model, make_windows):
+    model, windows, policy = make_model(), make_windows(), Policy.parse(text)
     probe = make_probe(model)
     found = live(model, windows, policy, layout=layout, probe=probe, rows=2)
     nll, depths, readouts = decode(model, windows, policy, layout, probe)
@@ -74,16 +57,22 @@ def test_equals_the_reference_decoder(layout, text):
     np.testing.assert_allclose(found.nll, nll, atol=2e-5)
 
 
-def test_policies_of_the_table_really_leave_at_different_depths():
+def test_policies_of_the_table_really_leave_at_different_depths(make_model, make_windows):
     """The comparison above would say little if every token ran to the end."""
-    model, windows = make(), make_windows()
+    model, windows = make_model(), make_windows()
     spread = [len(set(live(model, windows, Policy.parse(p), probe=make_probe(model)).depth.tolist())) for p in POLICIES]
     assert sum(n > 1 for n in spread) >= 8
 
 
-@pytest.mark.parametrize("state_init", ["embed", "normal"])
-def test_other_state_inits_agree_too(state_init):
-    model, windows, policy = make(state_init=state_init), make_windows(), Policy.parse("rel_change<1.05")
+@pytest.mark.parametrize(
+    "changes",
+    [{"state_init": "embed"}, {"state_init": "normal"}, {"windows": (0, 3, 2, 4)}, {"value_layers": (0, 2), "value_gate": 8},
+     {"logit_softcap": 5.0, "qk_norm": "rotated"}],
+    ids=str,
+)  # fmt: skip
+def test_other_wirings_agree_too(changes, make_model, make_windows):
+    """Among them sliding windows, and values that depend on the token: what goes with a row must follow it."""
+    model, windows, policy = make_model(**changes), make_windows(), Policy.parse("rel_change<1.05")
     found = live(model, windows, policy)
     nll, depths, _ = decode(model, windows, policy, "depth_indexed", None)
     np.testing.assert_array_equal(found.depth, depths)
@@ -91,8 +80,8 @@ def test_other_state_inits_agree_too(state_init):
 
 
 @pytest.mark.parametrize("layout", ["depth_indexed", "last_exited"])
-def test_uniform_depth_live_equals_replay(layout):
-    model, windows = make(), make_windows()
+def test_uniform_depth_live_equals_replay(layout, make_model, make_windows):
+    model, windows = make_model(), make_windows()
     found = live(model, windows, Policy.parse("depth=4"), layout=layout)
     recorded = replay(trace(model, windows, max_depth=5), Policy.parse("depth=4"))
     np.testing.assert_allclose(found.nll, recorded.nll, atol=2e-5)
@@ -100,16 +89,16 @@ def test_uniform_depth_live_equals_replay(layout):
     np.testing.assert_array_equal(found.readouts, recorded.readouts)
 
 
-def test_batch_mates_and_batch_size_change_nothing():
-    model, windows, policy = make(), make_windows(), Policy.parse("rel_change<1.05,max=5")
+def test_batch_mates_and_batch_size_change_nothing(make_model, make_windows):
+    model, windows, policy = make_model(), make_windows(), Policy.parse("rel_change<1.05,max=5")
     alone = [live(model, windows.take(np.array([w])), policy) for w in range(len(windows.ids))]
     together = live(model, windows, policy)
     np.testing.assert_array_equal(together.depth, np.concatenate([a.depth for a in alone]))
     np.testing.assert_allclose(together.nll, np.concatenate([a.nll for a in alone]), atol=2e-5)
 
 
-def test_plays_recorded_depths_back():
-    model, windows = make(), make_windows()
+def test_plays_recorded_depths_back(make_model, make_windows):
+    model, windows = make_model(), make_windows()
     depths = np.random.default_rng(0).integers(1, 6, windows.num_tokens)
     found = live(model, windows, Policy(recorded=tuple(depths.tolist())))
     np.testing.assert_array_equal(found.depth, depths)
@@ -117,8 +106,8 @@ def test_plays_recorded_depths_back():
     assert (found.checks == 0).all()
 
 
-def test_bad_input_is_named():
-    model, windows = make(), make_windows()
+def test_bad_input_is_named(make_model, make_windows):
+    model, windows = make_model(), make_windows()
     with pytest.raises(InputError, match="max depth 8 is out of range"):
         live(model, windows, Policy.parse("depth=8"))
     with pytest.raises(InputError, match="probe"):
@@ -129,8 +118,8 @@ def test_bad_input_is_named():
         live(model, windows, Policy(recorded=(1, 2)))
 
 
-def test_the_cache_limit_sets_the_rows():
-    model = make()
+def test_the_cache_limit_sets_the_rows(make_model):
+    model = make_model()
     deep, shared = kv_layout("depth_indexed"), kv_layout("shared")
     assert fitting(model, shared, 7, 32) > fitting(model, deep, 7, 32) >= 1
     assert fitting(model, deep, 7, 1 << 30) == 1
