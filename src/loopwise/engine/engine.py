@@ -1,0 +1,279 @@
+"""The engine: requests in, token events out, one launch per `step`. Belongs to one thread."""
+
+import dataclasses
+import itertools
+import math
+import secrets
+import time
+from typing import Any
+
+import torch
+
+from loopwise.config import InputError
+from loopwise.data.tokenizer import Tokenizer
+from loopwise.engine.blocks import BlockPool
+from loopwise.engine.job import Job
+from loopwise.engine.pool import KVPool
+from loopwise.engine.prefix import chain_start
+from loopwise.engine.request import EngineConfig, Event, PromptToken, Request
+from loopwise.engine.runner import Kind, Runner
+from loopwise.engine.runner import Work as Chunk
+from loopwise.engine.sampler import choose, read
+from loopwise.engine.scheduler import Core, Knobs, Prefill, Scheduler, Turn
+from loopwise.engine.sequence import Made, Sequence
+from loopwise.engine.stats import Stats
+from loopwise.exit.policy import Policy
+from loopwise.exit.signals import Probe, require
+from loopwise.generate import check_prefill, check_tokens
+from loopwise.model.cost import Cost
+from loopwise.model.kv_layout import kv_layout
+from loopwise.model.recurrent import RecurrentLM
+
+POOL_BYTES = 1 << 30
+_CLOCK = time.perf_counter
+
+
+class Engine:
+    """See docs/engine.md. `digest` names the weights in prefix keys. Raises `InputError` for an impossible config."""
+
+    def __init__(
+        self,
+        model: RecurrentLM,
+        config: EngineConfig = EngineConfig(),  # noqa: B008 (frozen)
+        *,
+        tokenizer: Tokenizer | None = None,
+        probe: Probe | None = None,
+        digest: str = "",
+    ) -> None:
+        self.model, self.tokenizer, self.probe, self.config = model, tokenizer, probe, config
+        self.layout = kv_layout(config.layout)
+        self.max_depth = config.max_depth or model.config.max_depth
+        if not 1 <= self.max_depth <= model.config.max_depth:
+            raise InputError(f"max_depth is {self.max_depth}: use 1 to {model.config.max_depth}")
+        self.policy = self._policy(config.policy or f"depth={min(self.max_depth, round(model.config.mean_depth))}")
+        self.prefill = self._prefill_policy(config.prefill)
+        self.places = config.places or 2 * config.max_rows
+        self.context = config.context or model.config.context
+        model.rotary.reserve(self.context)
+        weight = model.embedding.weight
+        self._start = (digest, config.layout, str(self.prefill), str(weight.dtype))
+        columns = weight.device.type == "cpu" and weight.dtype == torch.float32
+        size = model.config.width if columns else 16
+        blocks = self._num_blocks(size)
+        pool = KVPool(model, self.layout, max_depth=self.max_depth, blocks=blocks, block_size=size, columns=columns)
+        self.blocks = BlockPool(blocks)
+        self.planner = Scheduler(self._knobs(size), self.blocks)
+        most = min(blocks, -(-self.context // size))
+        self.runner = Runner(model, pool, places=self.places, max_blocks=most, prefill=self.prefill, probe=probe)
+        self.totals = Stats()
+        self._sequences: dict[str, dict[int, Sequence]] = {}
+        self._by_job: dict[Job, Sequence] = {}
+        self._names = itertools.count()
+
+    def _policy(self, policy: Policy | str) -> Policy:
+        policy = Policy.parse(policy) if isinstance(policy, str) else policy
+        policy = policy.bind(self.max_depth)
+        require(policy, policy.reads, self.probe)
+        return policy
+
+    def _prefill_policy(self, policy: Policy | str | None) -> Policy:
+        chosen = self._policy(f"depth={self.policy.max_depth}" if policy is None else policy)
+        return check_prefill(chosen, self.model)
+
+    def _num_blocks(self, size: int) -> int:
+        c = self.model.config
+        cost = Cost.of(c).kv_bytes("depth_indexed" if self.layout.exact else self.layout.name, max_depth=self.max_depth)
+        bytes_per_block = size * cost * self.model.embedding.weight.element_size() // 4
+        wanted = self.places * -(-self.context // size)
+        fitting = max(POOL_BYTES // bytes_per_block, -(-self.context // size))
+        return -(-self.config.kv_tokens // size) if self.config.kv_tokens else min(wanted, fitting)
+
+    def _knobs(self, size: int) -> Knobs:
+        config = self.config
+        granule = size if self.layout.exact else math.lcm(size, config.chunk) if config.chunk else 0
+        return Knobs(
+            places=self.places,
+            max_rows=config.max_rows,
+            block_size=size,
+            min_turn=max(1, config.max_rows // 2) if config.min_turn is None else config.min_turn,
+            chunk=config.chunk,
+            prefill_tokens=config.prefill_tokens,
+            granule=granule if config.prefix_cache else 0,
+            static=config.static,
+        )
+
+    # Requests
+
+    def submit(self, request: Request) -> str:
+        """Queue a request and return its id; see docs/engine.md."""
+        check_tokens(list(request.prompt), self.model.config.vocab_size)
+        policy = self.policy if request.policy is None else self._policy(request.policy)
+        request = dataclasses.replace(request, policy=policy)
+        params = request.params
+        positions = len(request.prompt) + params.max_tokens - 1
+        for limit, what in ((self.context, "context"), (self.blocks.total * self.runner.pool.size, "KV memory")):
+            if positions > limit:
+                raise InputError(
+                    f"prompt of {len(request.prompt)} tokens and max_tokens {params.max_tokens} exceed the {what} of "
+                    f"{limit} positions: shorten the prompt or lower max_tokens"
+                )
+        if any(not 0 <= t < self.model.config.vocab_size for t in params.logit_bias):
+            raise InputError(f"logit_bias names a token out of range: use ids 0 to {self.model.config.vocab_size - 1}")
+        if params.stop and self.tokenizer is None:
+            raise InputError("stop strings need a tokenizer: pass one to the engine")
+        name = f"r{next(self._names)}" if request.id is None else request.id
+        if name in self._sequences:
+            raise InputError(f"request id '{name}' is in use: choose another")
+        self._queue(name, request, positions)
+        return name
+
+    def _queue(self, name: str, request: Request, positions: int) -> None:
+        assert isinstance(request.policy, Policy)
+        kind, params = Kind.of(request.policy), request.params
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        plain = request.prompt_depths is None and request.prompt_logprobs is None
+        start = chain_start(*self._start, request.salt) if plain else None
+        eos = self.tokenizer.eos_id if self.tokenizer and self.tokenizer.eos else None
+        self._sequences[name] = {}
+        for index in range(params.n):
+            job = Job(name=name, prompt=request.prompt, positions=positions, priority=request.priority, start=start)
+            sequence = Sequence(request, name, index, seed + index, kind, job).speak(self.tokenizer, eos)
+            self._sequences[name][index] = self._by_job[job] = sequence
+            self.planner.add(job)
+        self.totals.requests += 1
+
+    def cancel(self, name: str) -> None:
+        """Forget a request; unknown and finished ones are ignored."""
+        for sequence in self._sequences.pop(name, {}).values():
+            self.planner.cancel(sequence.job)
+            del self._by_job[sequence.job]
+            self.totals.cancelled += sequence.index == 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is queued or running."""
+        return bool(self._sequences)
+
+    @property
+    def requests(self) -> list[str]:
+        """Ids of requests that have not ended."""
+        return list(self._sequences)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prompts."""
+        self.blocks.forget()
+
+    # Launches
+
+    def step(self) -> list[Event]:
+        """Plan and run one launch; the events of the tokens it made."""
+        begin = _CLOCK()
+        work = self.planner.plan()
+        events: list[Event] = []
+        if isinstance(work, Core):
+            start = _CLOCK()
+            left = self.runner.core(work.places)
+            self.totals.count("core", len(work.places), _CLOCK() - start)
+            self.planner.passed(left)
+        elif isinstance(work, Turn):
+            events = self._turn(work.places)
+        elif isinstance(work, Prefill):
+            self._prefill(work)
+        self.totals.wall_s += _CLOCK() - begin
+        return events
+
+    def _prefill(self, work: Prefill) -> None:
+        chunks, tokens = [], 0
+        for job, start, stop in work.pieces:
+            sequence = self._by_job[job]
+            request = sequence.request
+            if not sequence.admitted:
+                sequence.admitted = True
+                self.runner.admit(job.place, job.blocks, sequence.kind)
+                self.totals.cached_tokens += job.cached
+                self.totals.prompt_tokens += len(job.prompt)
+            depths = None if request.prompt_depths is None else request.prompt_depths[start:stop]
+            wants = request.prompt_logprobs is not None
+            chunks.append(Chunk(job.place, job.prompt[start:stop], start, depths, wants))
+            tokens += stop - start
+        begin = _CLOCK()
+        logits = self.runner.prefill(chunks)
+        self.totals.count("prefill", tokens, _CLOCK() - begin)
+        for job, start, stop in work.pieces:
+            if job.place in logits:
+                self._read_prompt(self._by_job[job], logits[job.place], start, stop)
+        self.planner.prefilled()
+
+    def _read_prompt(self, sequence: Sequence, logits: torch.Tensor, start: int, stop: int) -> None:
+        following = torch.tensor(sequence.job.prompt[start + 1 : stop + 1], dtype=torch.long, device=logits.device)
+        logits = logits[: len(following)]
+        wanted = [sequence.request.prompt_logprobs] * len(following)
+        for token, found in zip(following.tolist(), read(logits, following, wanted), strict=True):
+            assert found is not None
+            sequence.prompt_logprobs.append(PromptToken(token, *found))
+
+    def _turn(self, places: list[int]) -> list[Event]:
+        start = _CLOCK()
+        jobs = self.planner.jobs
+        sequences = [self._by_job[jobs[place]] for place in places]
+        logits = self.runner.coda(places)
+        asks = [sequence.ask() for sequence in sequences]
+        tokens = choose(logits, asks)
+        readings = read(logits, tokens, [s.params.logprobs for s in sequences])
+        ids, depths, signals = tokens.tolist(), self.runner.depths(places), self.runner.signals(places)
+        model_s = _CLOCK() - start
+        events, finished, going = [], set(), []
+        for number, sequence in enumerate(sequences):
+            kind = sequence.kind
+            shown = signals[number] if kind.signal and sequence.output else None
+            event = sequence.push(Made(ids[number], depths[number], shown, readings[number]))
+            events.append(event)
+            if event.finish:
+                finished.add(places[number])
+                self._end(sequence)
+            else:
+                going.append(number)
+        self._count(events)
+        start = _CLOCK()
+        if going:
+            self._begin(places, sequences, tokens, going)
+        self.totals.count("turn", len(places), model_s + _CLOCK() - start)
+        self.planner.turned(finished)
+        return events
+
+    def _begin(self, places: list[int], sequences: list[Sequence], tokens: torch.Tensor, going: list[int]) -> None:
+        limits = None
+        if any(sequences[n].kind.recorded for n in going):
+            limits = [sequences[n].limit() for n in going]
+        chosen = tokens if len(going) == len(places) else tokens[going]
+        self.runner.begin([places[n] for n in going], chosen, limits)
+
+    def _end(self, sequence: Sequence) -> None:
+        del self._by_job[sequence.job]
+        group = self._sequences[sequence.name]
+        del group[sequence.index]
+        if not group:
+            del self._sequences[sequence.name]
+            self.totals.finished += 1
+
+    def _count(self, events: list[Event]) -> None:
+        totals = self.totals
+        totals.output_tokens += len(events)
+        for event in events:
+            totals.exit_depths[event.depth] = totals.exit_depths.get(event.depth, 0) + 1
+            totals.passes_saved += self.max_depth - event.depth
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since the start; see docs/engine.md."""
+        pool = self.blocks
+        return self.totals.as_dict() | {
+            "readouts": self.runner.readouts,
+            "prompt_passes": self.runner.prompt_passes,
+            "waiting": self.planner.num_waiting,
+            "running": len(self.planner.jobs),
+            "kv_blocks": pool.total,
+            "kv_blocks_held": pool.num_held,
+            "kv_blocks_cached": pool.num_cached,
+            "kv_bytes": self.runner.pool.num_bytes,
+            "block_size": self.runner.pool.size,
+        }

@@ -1,0 +1,76 @@
+"""Choosing the next token of many rows at once. What a row gets is a function of its own logits, seed and position."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from loopwise.engine.request import Alternatives, Mask
+from loopwise.sampling import SamplingParams, penalise, sample, uniform
+
+
+class Ask(NamedTuple):
+    """What one row wants: its parameters, seed, prompt, output so far, mask, and a token forced on it (or -1)."""
+
+    params: SamplingParams
+    seed: int
+    prompt: Sequence[int]
+    output: list[int]
+    mask: Mask | None
+    forced: int
+
+
+def choose(logits: Float[Tensor, "rows vocab"], asks: Sequence[Ask]) -> Int[Tensor, "rows"]:
+    """One token per row. All-greedy rows without adjustments cost one argmax. A mask that allows nothing allows all."""
+    touched = [n for n, a in enumerate(asks) if a.mask is not None or a.params.penalised or a.params.logit_bias]
+    if touched:
+        logits = logits.clone()
+        for number in touched:
+            logits[number] = _adjust(logits[number], asks[number])
+    if all(ask.params.temperature == 0 for ask in asks):
+        tokens = logits.argmax(-1)
+    else:
+        draws = [uniform(a.seed, len(a.prompt) + len(a.output)) if a.params.temperature else 0.0 for a in asks]
+        tokens = sample(logits, [a.params for a in asks], draws)
+    forced = [n for n, a in enumerate(asks) if a.forced >= 0]
+    if forced:
+        tokens[forced] = torch.tensor([asks[n].forced for n in forced], device=tokens.device)
+    return tokens
+
+
+def _adjust(row: Float[Tensor, "vocab"], ask: Ask) -> Float[Tensor, "vocab"]:
+    if not ask.params.plain:
+        row = penalise(row, ask.params, ask.prompt, ask.output)
+    allowed = ask.mask(ask.output) if ask.mask else None
+    if allowed is not None and bool(allowed.any()):
+        row = row.masked_fill(~allowed.to(row.device), -torch.inf)
+    return row
+
+
+class Reading(NamedTuple):
+    """Log-probability of the chosen token, and alternatives."""
+
+    logprob: float
+    top: Alternatives
+
+
+def read(
+    logits: Float[Tensor, "rows vocab"], tokens: Int[Tensor, "rows"], wanted: Sequence[int | None]
+) -> list[Reading | None]:
+    """Log-probabilities under the unprocessed logits for rows whose `wanted` number of alternatives is not None."""
+    rows = [n for n, count in enumerate(wanted) if count is not None]
+    found: list[Reading | None] = [None] * len(wanted)
+    if not rows:
+        return found
+    part = logits if len(rows) == len(wanted) else logits[rows]
+    chosen = tokens if len(rows) == len(wanted) else tokens[rows]
+    log_probs = part.log_softmax(-1)
+    own = log_probs.gather(1, chosen[:, None])[:, 0].tolist()
+    most = min(max(wanted[n] or 0 for n in rows), log_probs.shape[1])
+    values, ids = (t.tolist() for t in log_probs.topk(most)) if most else ([[]] * len(rows), [[]] * len(rows))
+    for n, logprob, value, index in zip(rows, own, values, ids, strict=True):
+        count = wanted[n] or 0
+        found[n] = Reading(logprob, tuple(zip(index[:count], value[:count], strict=True)))
+    return found
