@@ -220,7 +220,7 @@ def parcae(c: Foreign, names: Names) -> ModelConfig:
     gates = [f"{block}.attn.ve_gate.weight" for block in blocks]
     layers = tuple(i for i, gate in enumerate(gates) if gate in names and f"value_embeds.{i}.weight" in names)
     scale = math.sqrt(d) if str(c.get("init_strategy", "")).startswith("takase") else 1.0
-    injection = {"diagonal": "ssm", "linear": "concat", "add": "add"}[_get(c, "injection_type")]
+    injection: Any = {"diagonal": "ssm", "linear": "concat", "add": "add"}[_get(c, "injection_type")]
     return ModelConfig(
         family="parcae",
         vocab_size=_rows(c, names, "transformer.wte.weight"),

@@ -82,7 +82,7 @@ def card(result: dict[str, Any]) -> str:
             f"  disk        {plan['disk_bytes'] / 1e9:.2f} GB to write",
             f"  memory      {plan['peak_memory_bytes'] / 1e9:.2f} GB at most while importing "
             f"(tensors stream), {plan['run_memory_bytes_fp32'] / 1e9:.2f} GB to run in fp32",
-            f"  time        about {plan['seconds']:.0f} s at {plan['assumed_bytes_per_s'] / 1e6:.0f} MB/s, read and write",
+            f"  time        about {plan['seconds']:.0f} s at {plan['assumed_bytes_per_s'] / 1e6:.0f} MB/s each way",
         ]
         lines += [f"  unmapped    {', '.join(result['unmapped'])}"] if result["unmapped"] else []
         lines += [f"  missing     {', '.join(result['missing'][:5])}"] if result["missing"] else []
