@@ -57,6 +57,19 @@ def test_mixture_follows_the_recipe(folder: Path) -> None:
     assert {name: held.weight for name, held in inputs.held_out.items()} == {"a": 0, "b": 1}
 
 
+def test_shares_by_step_and_answer_weights_come_from_the_recipe(folder: Path) -> None:
+    made = _mixed(
+        Source(name="a", text="a.jsonl", shares=((0, 1.0), (5, 1.0), (6, 0.0))),
+        Source(name="b", text="b.jsonl", shares=((0, 0.0), (5, 0.0), (6, 1.0))),
+    )
+    assert open_inputs(folder, made, ALONE).weigh is None
+    made = dataclasses.replace(made, data=dataclasses.replace(made.data, answer_weight=4.0))
+    inputs = open_inputs(folder, made, ALONE)
+    assert set(inputs.train.sources(5)) == {"a"} and set(inputs.train.sources(6)) == {"b"}
+    assert {name: held.weight for name, held in inputs.held_out.items()} == {"a": 0, "b": 1}
+    assert inputs.weigh is not None and inputs.weigh(inputs.train.batch(0)).eq(1).all()
+
+
 def test_processes_share_one_batch(folder: Path) -> None:
     whole = open_inputs(folder / "a", _mixed(), ALONE).train.batch(2)
     parts = [
