@@ -135,7 +135,7 @@ class RecurrentLM(nn.Module):
     def init_state(self, e: Float[Tensor, "*rows d"], ctx: Context) -> Float[Tensor, "*rows d"]:
         """State before the first pass. `normal` is a pure function of (state_seed, position): batch-invariant."""
         if self.config.state_init == "embed":
-            return e
+            return e.clone()  # callers overwrite rows of the state, never of what is injected
         if self.config.state_init == "zero":
             return torch.zeros_like(e)
         size = (int(ctx.positions.max()) + 1, self.config.d_model)

@@ -1,4 +1,4 @@
-# pyright: basic, reportAttributeAccessIssue=false, reportOptionalSubscript=false, reportCallIssue=false
+# pyright: basic, reportAttributeAccessIssue=false, reportOptionalSubscript=false, reportCallIssue=false, reportArgumentType=false
 """An exported Loopwise model for transformers. This file travels with the weights; it needs torch and transformers.
 
 A prelude runs once, a core runs `num_steps` times on a state, a coda reads the state. Attention is one parameter-free
