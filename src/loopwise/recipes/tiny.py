@@ -27,7 +27,11 @@ SOURCES = (
 
 
 def tiny() -> Recipe:
-    """1.2M parameters, one block per pass, mean depth 8."""
+    """1.2M parameters, one block per pass, mean depth 8.
+
+    Command: `loopwise train tiny --data DIR --out runs/tiny`, DIR holding one prepared set per source of `SOURCES`.
+    Expected: the figures in the shipped checkpoint's `manifest.json` (`loopwise info tiny` names its shape and costs).
+    """
     model = ModelConfig(
         vocab_size=4096, d_model=128, num_heads=4, d_ff=352, prelude_layers=1, core_layers=1, coda_layers=1,
         context=256, embed_scale=11.3, max_depth=32, mean_depth=8.0,
@@ -43,7 +47,11 @@ def tiny() -> Recipe:
 
 
 def tiny_mean4() -> Recipe:
-    """The same model with mean depth 4, for comparison."""
+    """The same model with mean depth 4, for comparison.
+
+    Command: `loopwise train tiny-mean4 --data DIR --out runs/tiny-mean4`, DIR as for `tiny`.
+    Expected: the figures in its own `manifest.json`; its loss is to be compared with that of `tiny` depth by depth.
+    """
     base = tiny()
     return dataclasses.replace(
         base,

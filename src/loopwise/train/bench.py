@@ -2,7 +2,7 @@
 
 Three trainings of the same width on the same tokens, interleaved step by step so that a busy machine troubles all
 alike: `sampled` depth, `fixed` depth at exactly the same mean, and `plain`: an unrolled transformer with its own
-weights in every layer, of equal FLOPs per token (but for the injection). Times are of whole optimizer steps.
+weights in every layer, of equal FLOPs per token. Times are of whole optimizer steps.
 """
 
 import argparse
@@ -74,9 +74,18 @@ def _arms(recipe: Recipe, steps: int, plain: bool) -> list[Arm]:
     mean = sum(depths) // steps
     arms = [Arm("sampled", depths, recipe.model), Arm("fixed", [mean] * steps, recipe.model)]
     if plain:
-        unrolled = dataclasses.replace(recipe.model, core_layers=mean * recipe.model.core_layers, injection="none")
-        arms.append(Arm("plain", [1] * steps, unrolled))
+        arms.append(Arm("plain", [1] * steps, unroll(recipe.model, mean, recipe.train.context / 2)))
     return arms
+
+
+def unroll(model: ModelConfig, depth: int, keys: float) -> ModelConfig:
+    """A plain transformer of (nearly) the FLOPs per token of `model` at `depth`: every pass has its own layers, and the
+    MLPs are widened by what the injection cost."""
+    goal = Cost.of(model).flops(depth, keys=keys)
+    plain = dataclasses.replace(model, core_layers=depth * model.core_layers, injection="none")
+    widths = range(model.d_ff, 4 * model.d_ff, 8)
+    best = min(widths, key=lambda w: abs(Cost.of(dataclasses.replace(plain, d_ff=w)).flops(1, keys=keys) - goal))
+    return dataclasses.replace(plain, d_ff=best)
 
 
 class _Runner:

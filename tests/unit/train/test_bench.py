@@ -6,8 +6,9 @@ from statistics import fmean
 import pytest
 
 from loopwise.config import InputError
+from loopwise.model.cost import Cost
 from loopwise.recipes.catalog import recipe
-from loopwise.train.bench import bench_train, equal_mean
+from loopwise.train.bench import bench_train, equal_mean, unroll
 from loopwise.train.overrides import override
 
 
@@ -28,6 +29,14 @@ def test_result() -> None:
     assert all(row["value"] > 0 for row in found["rows"])
     depths = {row["name"]: row["value"] for row in found["rows"] if row["unit"] == "passes"}
     assert depths["sampled: mean depth"] == depths["fixed: mean depth"] == 4
+
+
+def test_the_plain_transformer_has_equal_flops() -> None:
+    for name in ("micro", "tiny", "base-135m"):
+        model, keys = recipe(name).model, recipe(name).train.context / 2
+        plain = unroll(model, 8, keys)
+        assert plain.core_layers == 8 * model.core_layers
+        assert Cost.of(plain).flops(1, keys=keys) == pytest.approx(Cost.of(model).flops(8, keys=keys), rel=0.01)
 
 
 def test_too_few_steps() -> None:
