@@ -190,6 +190,7 @@ def save(
     temporary.mkdir(parents=True)
     tensors = {key: value.to(dtype).contiguous().cpu() for key, value in _expected(model).items()}
     save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})
+    (temporary / "model.safetensors").chmod(0o644)  # the library writes for the owner only
     write_json(temporary / "config.json", model.config.to_dict())
     if tokenizer:
         shutil.copyfile(tokenizer, temporary / "tokenizer.json")
