@@ -34,7 +34,7 @@ def tiny() -> Recipe:
     """
     model = ModelConfig(
         vocab_size=4096, d_model=128, num_heads=4, d_ff=352, prelude_layers=1, core_layers=1, coda_layers=1,
-        context=256, embed_scale=11.3, max_depth=32, mean_depth=8.0,
+        context=128, embed_scale=11.3, max_depth=32, mean_depth=8.0,
     )
     train = TrainConfig(
         tokens=22_528_000, batch_size=32, context=128, optimizer="muon", lr=4e-3, muon_lr=0.01, warmup_steps=50,
