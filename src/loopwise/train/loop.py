@@ -228,6 +228,7 @@ class Trainer:
         }
         model = whole_model(self.model)
         if self.world.first:
-            manifest = {**self.job.manifest, "recipe": self.recipe.to_dict(), "result": result}
+            told = {key: value for key, value in result.items() if key != "checkpoint"}  # a folder may be moved
+            manifest = {**self.job.manifest, "recipe": self.recipe.to_dict(), "result": told}
             native.save(self.job.out / "checkpoint", model, tokenizer=self.job.tokenizer, manifest=manifest)
         return result
