@@ -115,8 +115,12 @@ class ModelConfig:
         for name in ("value_layers", "windows"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON has lists
         _require(len(self.windows) in (0, self.num_layers), "windows", self.windows, "use one number per layer")
-        _require(all(0 <= i < self.num_layers for i in self.value_layers), "value_layers", self.value_layers,
-                 "use layer numbers below prelude + core + coda layers")
+        _require(
+            all(0 <= i < self.num_layers for i in self.value_layers),
+            "value_layers",
+            self.value_layers,
+            "use layer numbers below prelude + core + coda layers",
+        )
         _require(self.final_norm or not self.coda_norm, "coda_norm", self.coda_norm, "it needs final_norm")
 
     @property

@@ -233,7 +233,9 @@ def test_on_cuda_it_equals_the_reference_there(layout):
     model = RecurrentLM(make().config).initialise(0).eval().requires_grad_(False).cuda()
     probe = fitted()
     rng = random.Random(0)
-    engine = Engine(model, EngineConfig(layout=layout, policy="depth=5", max_rows=4, chunk=8, kv_tokens=300), probe=probe)
+    engine = Engine(
+        model, EngineConfig(layout=layout, policy="depth=5", max_rows=4, chunk=8, kv_tokens=300), probe=probe
+    )
     heads = [[rng.randrange(VOCAB) for _ in range(24)]]
     policies = ("depth=3", "rel_change<0.3", "kl<0.01")
     requests = [Request(**{**vars(draw_request(rng, heads, policies)), "id": str(i)}) for i in range(8)]

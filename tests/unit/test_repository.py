@@ -52,7 +52,9 @@ def test_no_path_of_a_workplace():
 
 
 def test_modules_can_be_read_in_one_sitting():
-    lines = {str(p.relative_to(ROOT)): len(p.read_text("utf-8").splitlines()) for p in ROOT.glob("src/**/*.py")}
+    """All but the code that an export carries: the loader of other people's tools wants it in one file."""
+    found = [p for p in ROOT.glob("src/**/*.py") if p.parent.name != "hf"]
+    lines = {str(p.relative_to(ROOT)): len(p.read_text("utf-8").splitlines()) for p in found}
     assert not {name: n for name, n in lines.items() if n > 330}
 
 

@@ -30,9 +30,7 @@ def to_hf(checkpoint: Checkpoint, out: Path, *, num_steps: int | None = None) ->
     if not 1 <= depth <= c.max_depth:
         raise InputError(f"num_steps is {depth}: use 1 to {c.max_depth}")
     if any(0 < window < c.context for window in c.windows):
-        raise InputError(
-            f"{checkpoint.name} has attention windows, which --format hf lacks: use native-source"
-        )
+        raise InputError(f"{checkpoint.name} has attention windows, which --format hf lacks: use native-source")
     temporary = out.with_name(f".{out.name}.writing")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)

@@ -26,7 +26,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--policy", help="exit policy, e.g. 'kl<1e-3,min=2,max=8', 'depth=4' (default: training mean)")
     how.add_argument("--tier", help="a tier of the checkpoint's tiers.json")
-    parser.add_argument("--prefill", help="prefill policy for the prompt: depth=N or a signal of the state")
+    parser.add_argument(
+        "--prefill", help="policy for the prompt: depth=N (default: the training mean) or a signal of the state"
+    )
     parser.add_argument("--layout", default="depth_indexed", help="KV layout: " + ", ".join(LAYOUTS))
     parser.add_argument("--max-tokens", type=int, default=64, help="most tokens to make (default 64)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
@@ -55,7 +57,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     )
     prompt = tokenizer.encode(args.prompt)
     model = checkpoint.model()
-    prefill = Policy.parse(args.prefill) if args.prefill else None
+    prefill = Policy.parse(args.prefill) if args.prefill else _prompt_policy(checkpoint, policy)
     decoder = Decoder(
         model,
         policy,
@@ -98,6 +100,12 @@ def choose_policy(checkpoint: Checkpoint, policy: str | None, tier: str | None) 
     if tier not in found:
         raise InputError(f"tier '{tier}' is unknown: {nearest(tier, found)}")
     return Policy.parse(found[tier]["policy"])
+
+
+def _prompt_policy(checkpoint: Checkpoint, policy: Policy) -> Policy:
+    """Prompts run at the training mean, or at the policy's own limit if that is lower."""
+    depth = max(1, min(checkpoint.config.max_depth, round(checkpoint.config.mean_depth)))
+    return Policy.parse(f"depth={min(depth, policy.max_depth or depth)}")
 
 
 def _watcher(args: argparse.Namespace, tokenizer: Tokenizer, deepest: int) -> Any:

@@ -82,7 +82,9 @@ class PagedRows:
             hidden = here > self.positions[:, None]
             if window:
                 hidden |= here <= self.positions[:, None] - window
-            self.biases[window] = torch.zeros_like(hidden, dtype=torch.float32).masked_fill_(hidden, -torch.inf)[:, None]
+            self.biases[window] = torch.zeros_like(hidden, dtype=torch.float32).masked_fill_(hidden, -torch.inf)[
+                :, None
+            ]
         return self.biases[window]
 
     def attend(

@@ -190,7 +190,7 @@ class Runner:
     ) -> Tensor:
         """Core passes over the rows that have not left; `s` is changed in place. Returns exit depths."""
         kind, total = self.prefill_kind, len(e)
-        rule, signal, piece = kind.rule, kind.signal, None
+        rule, signal = kind.rule, kind.signal
         recorded = self._recorded(works)
         exits = torch.zeros(total, dtype=torch.long, device=self.device)
         live, carry, depth = torch.arange(total, device=self.device), rule.init(total, self.device), 0
@@ -198,8 +198,10 @@ class Runner:
         whole, deepest = True, exits.new_full((total,), self.pool.max_depth)
         while len(live):
             depth += 1
-            at = (positions, block, spans, depth, turn) if whole else (
-                positions[live], block[live], self._live_spans(spans, live), depth, turn[:, live]
+            at = (
+                (positions, block, spans, depth, turn)
+                if whole
+                else (positions[live], block[live], self._live_spans(spans, live), depth, turn[:, live])
             )
             old = s if whole else s[live]
             new = self.model.core(old, e if whole else e[live], self.pieces.at(*at))
@@ -238,7 +240,6 @@ class Runner:
         last = self._index(counts).cumsum(0) - 1
         rows.state[index], rows.turn[:, index], rows.depth[index] = s[last], turn[:, last], depth[last]
         rows.positions[index] = self._index([w.start + len(w.tokens) - 1 for w in works])
-
 
     def depths(self, places: list[int]) -> list[int]:
         """Exit depths of rows that left."""

@@ -1,6 +1,5 @@
 """Text of one continuation as it grows: whole characters only, and stop strings found across token boundaries."""
 
-
 from loopwise.sampling import SamplingParams
 
 
@@ -46,5 +45,3 @@ class Text:
             if any(len(stop) > length and stop.startswith(tail) for stop in self._stops):
                 return length
         return 0
-
-

@@ -33,13 +33,34 @@ def tiny() -> Recipe:
     Expected: the figures in the shipped checkpoint's `manifest.json` (`loopwise info tiny` names its shape and costs).
     """
     model = ModelConfig(
-        vocab_size=4096, d_model=128, num_heads=4, d_ff=352, prelude_layers=1, core_layers=1, coda_layers=1,
-        context=128, embed_scale=11.3, max_depth=32, mean_depth=8.0,
+        vocab_size=4096,
+        d_model=128,
+        num_heads=4,
+        d_ff=352,
+        prelude_layers=1,
+        core_layers=1,
+        coda_layers=1,
+        context=128,
+        embed_scale=11.3,
+        max_depth=32,
+        mean_depth=8.0,
     )
     train = TrainConfig(
-        tokens=22_528_000, batch_size=32, context=128, optimizer="muon", lr=4e-3, muon_lr=0.01, warmup_steps=50,
-        checkpoint_interval=250, eval_interval=2500, eval_batches=1, eval_depths=(1, 2, 4, 6, 8, 32), log_interval=20,
-        threads=1, compile=True, dtype="bfloat16",
+        tokens=22_528_000,
+        batch_size=32,
+        context=128,
+        optimizer="muon",
+        lr=4e-3,
+        muon_lr=0.01,
+        warmup_steps=50,
+        checkpoint_interval=250,
+        eval_interval=2500,
+        eval_batches=1,
+        eval_depths=(1, 2, 4, 6, 8, 32),
+        log_interval=20,
+        threads=1,
+        compile=True,
+        dtype="bfloat16",
     )
     depth = DepthConfig(mean=8.0, sigma=0.5, min=3, max=32)
     data = DataConfig(sources=SOURCES, answer_weight=4.0, filler_weight=0.1, weigh_from=1189)

@@ -18,9 +18,18 @@ from loopwise.config import InputError, ModelConfig
 
 D, FF, V, HEADS, LAYERS = 16, 24, 40, 2, 4
 LLAMA = {
-    "model_type": "llama", "hidden_size": D, "intermediate_size": FF, "num_attention_heads": HEADS,
-    "num_key_value_heads": 1, "num_hidden_layers": LAYERS, "vocab_size": V, "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False, "hidden_act": "silu",
+    "model_type": "llama",
+    "hidden_size": D,
+    "intermediate_size": FF,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": 1,
+    "num_hidden_layers": LAYERS,
+    "vocab_size": V,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
 }
 
 
@@ -34,10 +43,14 @@ def weights(dtype=torch.float32, seed=0):
     for i in range(LAYERS):
         p = f"model.layers.{i}."
         found |= {
-            p + "self_attn.q_proj.weight": draw(D, D), p + "self_attn.k_proj.weight": draw(D // 2, D),
-            p + "self_attn.v_proj.weight": draw(D // 2, D), p + "self_attn.o_proj.weight": draw(D, D),
-            p + "mlp.gate_proj.weight": draw(FF, D), p + "mlp.up_proj.weight": draw(FF, D),
-            p + "mlp.down_proj.weight": draw(D, FF), p + "input_layernorm.weight": draw(D),
+            p + "self_attn.q_proj.weight": draw(D, D),
+            p + "self_attn.k_proj.weight": draw(D // 2, D),
+            p + "self_attn.v_proj.weight": draw(D // 2, D),
+            p + "self_attn.o_proj.weight": draw(D, D),
+            p + "mlp.gate_proj.weight": draw(FF, D),
+            p + "mlp.up_proj.weight": draw(FF, D),
+            p + "mlp.down_proj.weight": draw(D, FF),
+            p + "input_layernorm.weight": draw(D),
             p + "post_attention_layernorm.weight": draw(D),
         }
     return found
@@ -69,8 +82,10 @@ def test_mixed_dtypes_and_shards_come_back_as_they_were(tmp_path):
     source, names = tmp_path / "src", sorted(tensors)
     source.mkdir()
     codes = {torch.float32: "F32", torch.bfloat16: "BF16"}
-    facts = {n: Facts(tuple(tensors[n].shape), codes[tensors[n].dtype], f"model-{i % 3}.safetensors")
-             for i, n in enumerate(names)}
+    facts = {
+        n: Facts(tuple(tensors[n].shape), codes[tensors[n].dtype], f"model-{i % 3}.safetensors")
+        for i, n in enumerate(names)
+    }
     write_shards(source, facts, tensors.__getitem__)
     (source / "config.json").write_text(json.dumps(LLAMA))
     back = to_foreign(open_checkpoint(str(from_foreign(plan_of(source), tmp_path / "out"))), tmp_path / "back")
@@ -150,10 +165,24 @@ def test_import_holds_one_tensor_at_a_time(tmp_path):
 def test_a_large_import_is_planned_from_config_alone(tmp_path, capsys):
     """Huginn's published shape: 3.5B parameters and a tied matrix of 0.35B, counted once."""
     config = {
-        "model_type": "huginn_raven", "n_embd": 5280, "n_heads": 55, "num_key_value_heads": 55, "head_dim": 96,
-        "intermediate_size": 17920, "n_layers_in_prelude": 2, "n_layers_in_recurrent_block": 4, "n_layers_in_coda": 2,
-        "padded_vocab_size": 65536, "vocab_size": 65536, "norm_eps": 1e-6, "tie_embeddings": True, "qk_bias": True,
-        "init_values": {"embed_scale": 72.66}, "mean_recurrence": 32, "block_size": 4096, "rope_base": 50000,
+        "model_type": "huginn_raven",
+        "n_embd": 5280,
+        "n_heads": 55,
+        "num_key_value_heads": 55,
+        "head_dim": 96,
+        "intermediate_size": 17920,
+        "n_layers_in_prelude": 2,
+        "n_layers_in_recurrent_block": 4,
+        "n_layers_in_coda": 2,
+        "padded_vocab_size": 65536,
+        "vocab_size": 65536,
+        "norm_eps": 1e-6,
+        "tie_embeddings": True,
+        "qk_bias": True,
+        "init_values": {"embed_scale": 72.66},
+        "mean_recurrence": 32,
+        "block_size": 4096,
+        "rope_base": 50000,
         "torch_dtype": "bfloat16",
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -185,10 +214,23 @@ def test_retrofit_picks_layers_and_refuses_nonsense(tmp_path):
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transforms_join_and_split_without_changing_a_bit(name):
-    config = ModelConfig(vocab_size=5, d_model=16, num_heads=2, num_kv_heads=1, d_ff=8, prelude_layers=0,
-                         core_layers=1, coda_layers=0, context=8)
-    shapes = {"qk_bias": [(2, 1, 2, 8)], "stack_flipped": [(16, 4), (8, 4), (8, 4)], "stack": [(3, 4), (2, 4)],
-              "first_rows": [(5, 4)]}
+    config = ModelConfig(
+        vocab_size=5,
+        d_model=16,
+        num_heads=2,
+        num_kv_heads=1,
+        d_ff=8,
+        prelude_layers=0,
+        core_layers=1,
+        coda_layers=0,
+        context=8,
+    )
+    shapes = {
+        "qk_bias": [(2, 1, 2, 8)],
+        "stack_flipped": [(16, 4), (8, 4), (8, 4)],
+        "stack": [(3, 4), (2, 4)],
+        "first_rows": [(5, 4)],
+    }
     shapes["qk_bias"] = [(2, 1, 1, 8)] if config.num_heads == 1 else shapes["qk_bias"]
     parts = [torch.randn(s, generator=torch.Generator().manual_seed(1)) for s in shapes.get(name, [(4, 6)])]
     kept = ModelConfig(**{**config.to_dict(), "num_kv_heads": 2}) if name == "qk_bias" else config

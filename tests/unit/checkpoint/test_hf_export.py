@@ -13,17 +13,54 @@ from loopwise.model.recurrent import RecurrentLM
 
 transformers = pytest.importorskip("transformers", reason="needs the 'hf' extra")
 BASE = {
-    "vocab_size": 61, "d_model": 32, "num_heads": 4, "d_ff": 48, "prelude_layers": 1, "core_layers": 2,
-    "coda_layers": 1, "context": 64, "mean_depth": 3.0, "max_depth": 8,
+    "vocab_size": 61,
+    "d_model": 32,
+    "num_heads": 4,
+    "d_ff": 48,
+    "prelude_layers": 1,
+    "core_layers": 2,
+    "coda_layers": 1,
+    "context": 64,
+    "mean_depth": 3.0,
+    "max_depth": 8,
 }
 WIRINGS = [
     {},
-    {"injection": "ssm", "mlp": "half_relu2", "core_d_ff": 40, "coda_projection": True, "value_layers": (0, 2, 3),
-     "value_gate": 8, "qk_norm": "rotated", "logit_softcap": 5.0, "tied": False, "rope": "adjacent", "norm": "pre"},
-    {"norm": "residual", "coda_norm": True, "embed_scale": 5.0, "attention_bias": True, "num_kv_heads": 2,
-     "qk_norm": "head", "state_init": "normal", "embed_norm": True},
-    {"prelude_layers": 0, "coda_layers": 0, "injection": "none", "state_init": "embed", "state_norm": True,
-     "final_norm": False, "exit_gate": True, "rope_scaling": "llama3", "rope_factor": 8.0, "rope_dtype": "float32"},
+    {
+        "injection": "ssm",
+        "mlp": "half_relu2",
+        "core_d_ff": 40,
+        "coda_projection": True,
+        "value_layers": (0, 2, 3),
+        "value_gate": 8,
+        "qk_norm": "rotated",
+        "logit_softcap": 5.0,
+        "tied": False,
+        "rope": "adjacent",
+        "norm": "pre",
+    },
+    {
+        "norm": "residual",
+        "coda_norm": True,
+        "embed_scale": 5.0,
+        "attention_bias": True,
+        "num_kv_heads": 2,
+        "qk_norm": "head",
+        "state_init": "normal",
+        "embed_norm": True,
+    },
+    {
+        "prelude_layers": 0,
+        "coda_layers": 0,
+        "injection": "none",
+        "state_init": "embed",
+        "state_norm": True,
+        "final_norm": False,
+        "exit_gate": True,
+        "rope_scaling": "llama3",
+        "rope_factor": 8.0,
+        "rope_dtype": "float32",
+    },
 ]
 
 

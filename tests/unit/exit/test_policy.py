@@ -15,8 +15,15 @@ from loopwise.exit.signals import SIGNALS, Look, Probe, require, supported
 
 
 @pytest.mark.parametrize(
-    "text", ["kl<0.001,min=2,max=8", "depth=8", "rel_change<0.05", "accel<0.1,patience=2,every=3", "kl<0.001",
-             "rel_change<0.2/0.1/0.05,lag=1"]
+    "text",
+    [
+        "kl<0.001,min=2,max=8",
+        "depth=8",
+        "rel_change<0.05",
+        "accel<0.1,patience=2,every=3",
+        "kl<0.001",
+        "rel_change<0.2/0.1/0.05,lag=1",
+    ],
 )
 def test_round_trip(text):
     assert str(Policy.parse(text)) == text

@@ -10,7 +10,9 @@ from loopwise.data.tokenizer import Tokenizer
 from loopwise.measure.windows import Windows
 from loopwise.model.recurrent import RecurrentLM
 
-STORIES = [f"Tale {i}: once, in {1900 + i}, a fox's {'very ' * (i % 5)}old friend said 'hello'.\n" * 4 for i in range(12)]
+STORIES = [
+    f"Tale {i}: once, in {1900 + i}, a fox's {'very ' * (i % 5)}old friend said 'hello'.\n" * 4 for i in range(12)
+]
 
 
 @pytest.fixture

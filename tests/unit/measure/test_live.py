@@ -66,8 +66,13 @@ def test_policies_of_the_table_really_leave_at_different_depths(make_model, make
 
 @pytest.mark.parametrize(
     "changes",
-    [{"state_init": "embed"}, {"state_init": "normal"}, {"windows": (0, 3, 2, 4)}, {"value_layers": (0, 2), "value_gate": 8},
-     {"logit_softcap": 5.0, "qk_norm": "rotated"}],
+    [
+        {"state_init": "embed"},
+        {"state_init": "normal"},
+        {"windows": (0, 3, 2, 4)},
+        {"value_layers": (0, 2), "value_gate": 8},
+        {"logit_softcap": 5.0, "qk_norm": "rotated"},
+    ],
     ids=str,
 )  # fmt: skip
 def test_other_wirings_agree_too(changes, make_model, make_windows):

@@ -243,8 +243,17 @@ class LoopwiseModel(LoopwisePreTrainedModel):
         self.embedding = value
 
     def forward(
-        self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, inputs_embeds=None,
-        use_cache=None, num_steps=None, return_dict=None, cache=None, **kwargs,
+        self,
+        input_ids=None,
+        attention_mask=None,
+        position_ids=None,
+        past_key_values=None,
+        inputs_embeds=None,
+        use_cache=None,
+        num_steps=None,
+        return_dict=None,
+        cache=None,
+        **kwargs,
     ):
         o, depth = self.o, num_steps or self.config.num_steps
         x = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
@@ -257,7 +266,10 @@ class LoopwiseModel(LoopwisePreTrainedModel):
             position_ids = self._positions(attention_mask, past, x)
         kwargs.pop("cache_position", None)
         ctx = {
-            "turn": rotary(o, position_ids), "tokens": input_ids, "cache": cache, "kwargs": kwargs,
+            "turn": rotary(o, position_ids),
+            "tokens": input_ids,
+            "cache": cache,
+            "kwargs": kwargs,
             "mask": self._mask(attention_mask, past, x),
         }
         slots = iter(self.slots[:needed])
@@ -339,13 +351,28 @@ class LoopwiseForCausalLM(LoopwisePreTrainedModel, GenerationMixin):
         self.lm_head = value
 
     def forward(
-        self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, inputs_embeds=None,
-        labels=None, use_cache=None, num_steps=None, logits_to_keep=0, cache=None, **kwargs,
+        self,
+        input_ids=None,
+        attention_mask=None,
+        position_ids=None,
+        past_key_values=None,
+        inputs_embeds=None,
+        labels=None,
+        use_cache=None,
+        num_steps=None,
+        logits_to_keep=0,
+        cache=None,
+        **kwargs,
     ):
         kwargs.pop("return_dict", None)
         out = self.model(
-            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, num_steps=num_steps,
-            cache=past_key_values if cache is None else cache, inputs_embeds=inputs_embeds, use_cache=use_cache,
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            num_steps=num_steps,
+            cache=past_key_values if cache is None else cache,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
             **kwargs,
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
