@@ -1,0 +1,57 @@
+"""`loopwise bench NAME`: a benchmark with its baselines in one run; ratios are taken side by side."""
+
+import argparse
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from loopwise.recipes.catalog import recipe
+from loopwise.records import write_json
+
+EXAMPLE = "loopwise bench train --steps 16 --out benchmarks/results/train.json"
+
+
+class Bench(NamedTuple):
+    """Where a benchmark lives: a module with `configure(parser)`, and how to call it with the parsed arguments."""
+
+    module: str
+    about: str
+    call: Callable[[Any, argparse.Namespace], dict[str, Any]]
+
+
+BENCHES: dict[str, Bench] = {
+    "train": Bench(
+        "loopwise.train.bench",
+        "sampled against fixed depth, and against a plain transformer",
+        lambda module, args: module.bench_train(recipe(args.recipe), steps=args.steps, plain=not args.no_plain),
+    ),
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare one subcommand for each benchmark."""
+    names = parser.add_subparsers(dest="name", metavar="NAME", required=True, title="benchmarks")
+    for name, bench in BENCHES.items():
+        found = names.add_parser(name, help=bench.about, description=bench.about, allow_abbrev=False)
+        importlib.import_module(bench.module).configure(found)
+        found.add_argument("--out", type=Path, metavar="FILE", help="also write the record as JSON")
+        for flag in ("--json", "--quiet"):  # accepted after NAME too
+            found.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Run one benchmark; `rows`, `ratios` and `manifest`."""
+    bench = BENCHES[args.name]
+    result = bench.call(importlib.import_module(bench.module), args)
+    if args.out:
+        write_json(args.out, result)
+    return result
+
+
+def card(result: dict[str, Any]) -> str:
+    """For people."""
+    lines = [f"  {row['name']:<32} {row['value']:>14,.4g} {row['unit']}" for row in result["rows"]]
+    lines += [f"  {name:<32} {value:>14.3f}x" for name, value in result["ratios"].items()]
+    hardware = result["manifest"]["hardware"]
+    return "\n".join([*lines, f"  {hardware['processor']}, {hardware['threads']} threads"])
