@@ -13,6 +13,7 @@ _EXPORTS = {
     "Decoder": "loopwise.generate",
     "generate": "loopwise.generate",
     "open_checkpoint": "loopwise.checkpoint.native",
+    "LLM": "loopwise.engine.llm",
     "Tokenizer": "loopwise.data.tokenizer",
 }
 __all__ = list(_EXPORTS)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,8 +1,8 @@
 """The block pool: which blocks of KV memory are free, held by requests, or cached. Pure bookkeeping, no tensors.
 
-A block is held while at least one request refers to it. A held block may be *published* under a key (`prefix.py`): other
-requests with the same key then share it, read-only. When the last holder lets go, a published block stays cached until
-its memory is wanted (least recently used first); any other block is free at once. So at all times
+A block is held while at least one request refers to it. A held block may be *published* under a key (`prefix.py`):
+other requests with the same key then share it, read-only. When the last holder lets go, a published block stays cached
+until its memory is wanted (least recently used first); any other block is free at once. So at all times
 free + cached + held == total.
 """
 

@@ -50,7 +50,8 @@ class Engine:
         self.max_depth = config.max_depth or model.config.max_depth
         if not 1 <= self.max_depth <= model.config.max_depth:
             raise InputError(f"max_depth is {self.max_depth}: use 1 to {model.config.max_depth}")
-        self.policy = self._policy(config.policy or f"depth={min(self.max_depth, round(model.config.mean_depth))}")
+        self.usual = max(1, min(self.max_depth, round(model.config.mean_depth)))
+        self.policy = self._policy(config.policy or f"depth={self.usual}")
         self.prefill = self._prefill_policy(config.prefill)
         self.places = config.places or 2 * config.max_rows
         self.context = config.context or model.config.context
@@ -77,7 +78,8 @@ class Engine:
         return policy
 
     def _prefill_policy(self, policy: Policy | str | None) -> Policy:
-        chosen = self._policy(f"depth={self.policy.max_depth}" if policy is None else policy)
+        depth = min(self.usual, self.policy.max_depth or self.usual)
+        chosen = self._policy(f"depth={depth}" if policy is None else policy)
         return check_prefill(chosen, self.model)
 
     def _num_blocks(self, size: int) -> int:
@@ -104,8 +106,8 @@ class Engine:
 
     # Requests
 
-    def submit(self, request: Request) -> str:
-        """Queue a request and return its id; see docs/engine.md."""
+    def check(self, request: Request) -> Request:
+        """The request with its policy settled; `InputError` if it can never run. May be called from any thread."""
         check_tokens(list(request.prompt), self.model.config.vocab_size)
         policy = self.policy if request.policy is None else self._policy(request.policy)
         request = dataclasses.replace(request, policy=policy)
@@ -121,15 +123,21 @@ class Engine:
             raise InputError(f"logit_bias names a token out of range: use ids 0 to {self.model.config.vocab_size - 1}")
         if params.stop and self.tokenizer is None:
             raise InputError("stop strings need a tokenizer: pass one to the engine")
+        return request
+
+    def submit(self, request: Request) -> str:
+        """Queue a request and return its id; see docs/engine.md."""
+        request = self.check(request)
         name = f"r{next(self._names)}" if request.id is None else request.id
         if name in self._sequences:
             raise InputError(f"request id '{name}' is in use: choose another")
-        self._queue(name, request, positions)
+        self._queue(name, request)
         return name
 
-    def _queue(self, name: str, request: Request, positions: int) -> None:
+    def _queue(self, name: str, request: Request) -> None:
         assert isinstance(request.policy, Policy)
         kind, params = Kind.of(request.policy), request.params
+        positions = len(request.prompt) + params.max_tokens - 1
         seed = secrets.randbits(63) if params.seed is None else params.seed
         plain = request.prompt_depths is None and request.prompt_logprobs is None
         start = chain_start(*self._start, request.salt) if plain else None
@@ -158,6 +166,10 @@ class Engine:
     def requests(self) -> list[str]:
         """Ids of requests that have not ended."""
         return list(self._sequences)
+
+    def choices(self, name: str) -> list[int]:
+        """Choices of a request that have not ended."""
+        return list(self._sequences.get(name, ()))
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prompts."""

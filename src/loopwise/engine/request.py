@@ -15,8 +15,9 @@ Alternatives = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """How an engine runs. `policy` serves requests that name none; `prefill` computes prompts (None: the policy's
-    maximum depth for all); `max_depth` is the most passes a request may ask for (None: the model's).
+    """How an engine runs. `policy` serves requests that name none; `prefill` computes prompts (None: the
+    training mean for all, or the policy's maximum depth if that is less); `max_depth` is the most passes a request may
+    ask for (None: the model's).
 
     `max_rows` rows share a launch; `places` requests are in progress at a time (None: twice `max_rows`, so that full
     launches remain while rows wait for their coda). `context` bounds prompt and output of a request (None: the
@@ -98,8 +99,8 @@ class Event(NamedTuple):
 
 
 class Output(NamedTuple):
-    """A finished continuation. `text` ends before the stop string unless `include_stop`; `depths`, `logprobs`, `top` and
-    `signals` have one entry per token (`logprobs` and `top` only if asked for)."""
+    """A finished continuation. `text` ends before the stop string unless `include_stop`; `depths`, `logprobs`, `top`
+    and `signals` have one entry per token (`logprobs` and `top` only if asked for)."""
 
     id: str
     index: int

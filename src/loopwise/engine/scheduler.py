@@ -113,7 +113,7 @@ class Scheduler:
         return -(-job.positions // self.knobs.block_size)
 
     def cancel(self, job: Job) -> None:
-        """End a job. Its place and blocks are free at once, or, if it is part of the launch under way, with its report."""
+        """End a job. Its place and blocks are free at once, or come free with the report of its launch."""
         if job.over or job.cancelled:
             return
         job.cancelled = True
@@ -275,7 +275,7 @@ class Scheduler:
         del self.jobs[job.place]
         self._places.append(job.place)
         self.pool.release(job.blocks)
-        self._let_go([key for key in job.keys[job.published :]])
+        self._let_go(job.keys[job.published :])
         job.blocks = []
 
     def check_integrity(self) -> None:

@@ -8,7 +8,7 @@ from loopwise.model.recurrent import RecurrentLM
 
 class Rows:
     """State of every place. `depth` counts completed passes of the token under way, `limit` is its recorded depth (if
-    its policy plays some back), `seen` the last value of its exit signal, `deepest` the planes its sequence may read."""
+    its policy plays some back), `seen` its exit signal's last value, `deepest` the planes its sequence may read."""
 
     def __init__(self, model: RecurrentLM, places: int, blocks: int) -> None:
         weight, c = model.embedding.weight, model.config
