@@ -6,13 +6,14 @@ from loopwise.config import InputError, nearest
 from loopwise.recipes.base_135m import base_135m, base_135m_stories
 from loopwise.recipes.micro import micro
 from loopwise.recipes.small import small
-from loopwise.recipes.tiny import tiny, tiny_mean4
+from loopwise.recipes.tiny import saturation, tiny, tiny_mean4
 from loopwise.train.config import Recipe
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "micro": micro,
     "tiny": tiny,
     "tiny-mean4": tiny_mean4,
+    "saturation": saturation,
     "small": small,
     "base-135m": base_135m,
     "base-135m-stories": base_135m_stories,

@@ -80,3 +80,31 @@ def tiny_mean4() -> Recipe:
         model=dataclasses.replace(base.model, mean_depth=4.0),
         depth=dataclasses.replace(base.depth, mean=4.0, min=2),
     )
+
+
+def saturation() -> Recipe:
+    """`tiny` at a budget that nine runs can afford, its curriculum shortened: at which depth does the loss saturate?
+
+    Command: `loopwise train saturation --data DIR --out OUT --sweep depth.mean=2,4,8 --sweep train.seed=0,1,2`, or
+    `make saturation DATA=DIR`; DIR as for `tiny`. The shallowest draws are not cut off, so that the mean is the mean.
+    Expected: the tables in docs/train.md.
+    """
+    base = tiny()
+    shares = {
+        "factbook": ((0, 0.18), (400, 0.25)),
+        "children": ((0, 0.06), (400, 0.10)),
+        "openstax": ((0, 0.10), (400, 0.15)),
+        "hop1": ((0, 0.60), (150, 0.60), (250, 0.06), (700, 0.02)),
+        "hop3": ((0, 0.06), (150, 0.06), (250, 0.45), (500, 0.25), (900, 0.08)),
+        "hop10": ((0, 0.0), (300, 0.0), (450, 0.30), (700, 0.40)),
+    }
+    sources = tuple(dataclasses.replace(source, shares=shares[source.name]) for source in SOURCES)
+    return dataclasses.replace(
+        base,
+        name="saturation",
+        train=dataclasses.replace(
+            base.train, tokens=2_048_000, batch_size=16, dtype="float32", checkpoint_interval=100, eval_interval=1000
+        ),
+        depth=dataclasses.replace(base.depth, min=1),
+        data=dataclasses.replace(base.data, sources=sources, weigh_from=0),
+    )
