@@ -44,7 +44,9 @@ def fitted() -> Probe:
     g = torch.Generator().manual_seed(1)
     return Probe(
         weight=torch.randn(3, 32, generator=g), bias=torch.zeros(3), mean=torch.zeros(32), scale=torch.ones(32),
-        fisher=torch.randn(RANK, 32, generator=g),
+        fisher=torch.randn(RANK, 32, generator=g), fisher_raw=torch.randn(RANK, 32, generator=g),
+        sketch=torch.randn(RANK, 32, generator=g), distil_state=torch.randn(32, generator=g),
+        distil_terms=torch.randn(8, 4, generator=g),
     )  # fmt: skip
 
 
@@ -157,15 +159,12 @@ def test_other_wirings(changes):
 @pytest.mark.parametrize("name", SIGNALS)
 def test_every_signal(name):
     """Each signal under a threshold that some tokens pass and some do not."""
-    signal = SIGNALS[name]
-    if signal.tensors and name not in ("probe", "fisher"):
-        pytest.skip("needs other fitted tensors; its formula is the exit layer's business")
     model = make()
     engine = Engine(model, EngineConfig(policy="depth=6", max_rows=3, kv_tokens=300), probe=fitted())
     requests = [
         Request(prompt=[i, 2 * i, 5], policy=f"{name}<{threshold:g}", id=f"{i}-{threshold}",
-                params=SamplingParams(max_tokens=5))
-        for i in range(3) for threshold in (1e-9, 1e-2, 0.1, 0.5, 1.5)
+                params=SamplingParams(max_tokens=4))
+        for i in range(2) for threshold in (1e-2, 0.1, 0.5, 1.5)
     ]  # fmt: skip
     found = drive(engine, requests, random.Random(0), cancel=0)
     for request in requests:
@@ -177,17 +176,17 @@ def test_a_warm_prefix_serves_every_tier_alike():
     """Cold and warm tokens are equal for every pair of tiers: prompts are computed under one policy."""
     model = make()
     prompt = [(i * 7) % VOCAB for i in range(30)]
-    tiers = ("depth=2", "depth=8", "rel_change<0.3", "kl<0.01")
+    tiers = ("depth=2", "rel_change<0.3", "kl<0.01")
     cold = {}
     for tier in tiers:
         engine = Engine(model, EngineConfig(policy="depth=5", kv_tokens=300))
-        request = Request(prompt=prompt, policy=tier, params=SamplingParams(max_tokens=6), id="x")
+        request = Request(prompt=prompt, policy=tier, params=SamplingParams(max_tokens=4), id="x")
         cold[tier] = collect(drive(engine, [request], random.Random(0), 0)["x"])
         assert cold[tier].cached_tokens == 0
     for first in tiers:
         engine = Engine(model, EngineConfig(policy="depth=5", kv_tokens=300))
         requests = [
-            Request(prompt=prompt, policy=tier, params=SamplingParams(max_tokens=6), id=f"{n}{tier}")
+            Request(prompt=prompt, policy=tier, params=SamplingParams(max_tokens=4), id=f"{n}{tier}")
             for n, tier in enumerate([first, *tiers])
         ]
         for request in requests:
