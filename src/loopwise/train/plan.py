@@ -25,7 +25,8 @@ class Device(NamedTuple):
     dollars_per_hour: float
 
 
-# The CPU row is what two slow cores reached here (docs/log.md); rents are round figures, give your own with --price.
+# The CPU row is a guess for two cores (one reached 5e10 in fp32 matrix products); rents are round figures, give your
+# own with --price.
 DEVICES: dict[str, Device] = {
     "rtx-4090": Device(165.2e12, 0.40),
     "a100": Device(312e12, 1.50),
