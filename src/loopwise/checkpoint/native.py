@@ -18,6 +18,7 @@ from torch import Tensor
 
 from loopwise.config import InputError, ModelConfig, nearest
 from loopwise.exit.look import A2, FACTORS, RANK, Probe
+from loopwise.exit.tiers import Tier, choose_tier, parse_tiers
 from loopwise.model.recurrent import RecurrentLM
 from loopwise.records import file_sha256, read_json, sync_folder, write_json
 
@@ -48,9 +49,20 @@ class Checkpoint:
 
     @property
     def tiers(self) -> dict[str, Any] | None:
-        """Contents of `tiers.json`, or None."""
+        """Contents of `tiers.json`, or None; a damaged file raises `InputError`."""
         path = self.folder / "tiers.json"
-        return read_json(path) if path.is_file() else None
+        if not path.is_file():
+            return None
+        found = read_json(path)
+        parse_tiers(found, str(path))
+        return found
+
+    def tier(self, name: str) -> Tier:
+        """A tier of the checkpoint; without such a tier, or without any, raises `InputError`."""
+        found = self.tiers
+        if found is None:
+            raise InputError(f"tier '{name}': {self.name} has no tiers.json: run loopwise calibrate, or use --policy")
+        return choose_tier(parse_tiers(found, "tiers.json"), name)
 
     def model(self, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> RecurrentLM:
         """Build the model and load its weights, in evaluation mode. Missing, unknown or misshapen tensors raise

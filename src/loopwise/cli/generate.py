@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.text import Text
 
 from loopwise.checkpoint.native import Checkpoint, open_checkpoint
-from loopwise.config import InputError, nearest
 from loopwise.data.tokenizer import Tokenizer
 from loopwise.exit.policy import Policy
 from loopwise.generate import Decoder, Token, generate
@@ -93,13 +92,7 @@ def choose_policy(checkpoint: Checkpoint, policy: str | None, tier: str | None) 
     if not tier:
         depth = max(1, min(checkpoint.config.max_depth, round(checkpoint.config.mean_depth)))
         return Policy.parse(f"depth={depth}")
-    tiers = checkpoint.tiers
-    if tiers is None:
-        raise InputError(f"tier '{tier}': {checkpoint.name} has no tiers.json: run loopwise calibrate, or use --policy")
-    found = {entry["name"]: entry for entry in tiers["tiers"]}
-    if tier not in found:
-        raise InputError(f"tier '{tier}' is unknown: {nearest(tier, found)}")
-    return Policy.parse(found[tier]["policy"])
+    return checkpoint.tier(tier).policy
 
 
 def _prompt_policy(checkpoint: Checkpoint, policy: Policy) -> Policy:
