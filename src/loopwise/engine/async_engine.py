@@ -138,6 +138,11 @@ class AsyncEngine:
     # From any thread
 
     @property
+    def ended(self) -> str:
+        """Why the thread has ended, or empty while it works."""
+        return self._ended
+
+    @property
     def waiting(self) -> int:
         """Choices that have no place yet (a request with n choices counts n times)."""
         return self._submitted - self._accepted + self.engine.planner.num_waiting
