@@ -22,6 +22,8 @@ from loopwise.model.kv_layout import LAYOUTS
 from loopwise.model.recurrent import RecurrentLM
 from loopwise.sampling import SamplingParams
 
+# Thousands of small launches: the checks would take most of the time, and tests/unit/engine has them on.
+pytestmark = pytest.mark.usefixtures("no_shape_checks")
 VOCAB, DEPTH = 61, 8
 POLICIES = (
     "depth=1", "depth=3", "depth=8", "rel_change<0.3", "rel_change<0.4/0.2,max=6", "rel_change<0.25,lag=1",

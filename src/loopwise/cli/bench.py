@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from loopwise.config import ModelConfig
 from loopwise.recipes.catalog import recipe
 from loopwise.records import write_json
 
@@ -21,12 +22,43 @@ class Bench(NamedTuple):
 
 
 BENCHES: dict[str, Bench] = {
+    "signal": Bench(
+        "loopwise.calibrate.bench",
+        "FLOPs and time of one check of each exit signal, beside a core pass and a readout",
+        lambda module, args: module.bench_signal(
+            {name: recipe(name).model for name in args.shape or module.SHAPES},
+            batches=tuple(args.batch or module.BATCHES),
+            keys=args.keys,
+            repeats=args.repeats,
+            device=args.device,
+        ),
+    ),
+    "exit": Bench(
+        "loopwise.calibrate.compare",
+        "every exit signal and schedule at equal quality, in replay and live, checks paid for",
+        lambda module, args: module.bench_exit(args, recipe(module.SHAPE).model),
+    ),
     "train": Bench(
         "loopwise.train.bench",
         "sampled against fixed depth, and against a plain transformer",
         lambda module, args: module.bench_train(recipe(args.recipe), steps=args.steps, plain=not args.no_plain),
     ),
+    "decode": Bench(
+        "loopwise.engine.bench.decode",
+        "the engine against static, token-level, no-refill and masked decoding, and transformers",
+        lambda module, args: module.bench_decode(_shape(args), args),
+    ),
+    "prefill": Bench(
+        "loopwise.engine.bench.prefill",
+        "per-token exit in prompts, and time to first token with a shared prefix",
+        lambda module, args: module.bench_prefill(_shape(args), args),
+    ),
 }
+
+
+def _shape(args: argparse.Namespace) -> ModelConfig:
+    """The shape a benchmark of the engine replays on."""
+    return recipe("micro" if args.quick else args.recipe).model
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

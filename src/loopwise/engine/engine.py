@@ -102,6 +102,7 @@ class Engine:
             prefill_tokens=config.prefill_tokens,
             granule=granule if config.prefix_cache else 0,
             static=config.static,
+            lockstep=config.lockstep,
         )
 
     # Requests

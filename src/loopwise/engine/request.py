@@ -23,7 +23,8 @@ class EngineConfig:
     launches remain while rows wait for their coda). `context` bounds prompt and output of a request (None: the
     model's). `kv_tokens` positions of KV memory (None: `places` contexts, but at most about 1 GiB). `chunk` cuts
     prompts into pieces (0: whole), `prefill_tokens` bounds the prompt tokens of a launch. `min_turn` rows are
-    collected for coda, head and prelude (None: half of `max_rows`). `static` admits requests only when nothing runs.
+    collected for coda, head and prelude (None: half of `max_rows`). `static` admits requests only when nothing runs and
+    `lockstep` starts next tokens only when every row has left the core: the baselines of the benchmarks.
     """
 
     policy: str | Policy | None = None
@@ -39,6 +40,7 @@ class EngineConfig:
     min_turn: int | None = None
     prefix_cache: bool = True
     static: bool = False
+    lockstep: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,8 +29,8 @@ BOOST = 64
 class Knobs:
     """`places`: requests in progress; `max_rows`: rows of a core or turn launch; `min_turn`: rows a turn waits for;
     `chunk`: prompt tokens of one piece (0: the whole prompt); `prefill_tokens`: prompt tokens of one launch (a piece
-    is never cut for it); `granule`: cached prompts are used up to a multiple of it (0: never); `static`: admit only
-    when nothing runs (a baseline)."""
+    is never cut for it); `granule`: cached prompts are used up to a multiple of it (0: never); two
+    baselines: `static` admits only when nothing runs, `lockstep` holds turns until every row has left the core."""
 
     places: int
     max_rows: int
@@ -41,6 +41,7 @@ class Knobs:
     prefill_streak: int = 8
     granule: int = 1
     static: bool = False
+    lockstep: bool = False
 
 
 class Piece(NamedTuple):
@@ -156,7 +157,7 @@ class Scheduler:
         count, live = len(self.turning), len(self.turning) + len(self.ready)
         if not count or (self.prefilling and count < self.knobs.min_turn):
             return False
-        return not self.ready or count >= min(self.knobs.min_turn, (live + 1) // 2)
+        return not self.ready or (not self.knobs.lockstep and count >= min(self.knobs.min_turn, (live + 1) // 2))
 
     def _pop(self, queue: deque[int]) -> list[int]:
         return [queue.popleft() for _ in range(min(len(queue), self.knobs.max_rows))]
