@@ -1,7 +1,7 @@
 """The menu of a server: which exit policy a request gets, by model id, effort or explicit depth."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from loopwise.checkpoint.native import Checkpoint
@@ -24,11 +24,21 @@ class Chosen(NamedTuple):
 class Menu:
     """Tiers from cheap to deep under the model id `name`; `name` alone means the `default` tier.
 
-    `reference` is the depth that savings are counted against. Unknown names raise `InputError`.
+    `reference` is the depth that savings are counted against, `ladder` the tiers that efforts are spread over (None:
+    all). Unknown names raise `InputError`.
     """
 
-    def __init__(self, name: str, tiers: Mapping[str, Tier], *, reference: int, default: str | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        tiers: Mapping[str, Tier],
+        *,
+        reference: int,
+        default: str | None = None,
+        ladder: Sequence[str] | None = None,
+    ) -> None:
         self.name, self.tiers, self.reference = name, dict(tiers), reference
+        self.ladder = list(self.tiers if ladder is None else ladder)
         deepest = "full" if "full" in self.tiers else list(self.tiers)[-1]
         self.default = choose_tier(self.tiers, default).name if default else deepest
 
@@ -53,9 +63,8 @@ class Menu:
         return tier or None
 
     def by_effort(self, effort: str) -> str:
-        """Efforts spread evenly over the tiers, from `none` (cheapest) to `max` (deepest)."""
-        names = list(self.tiers)
-        return names[EFFORTS.index(effort) * len(names) // len(EFFORTS)]  # type: ignore[arg-type]
+        """Efforts spread evenly over the ladder, from `none` (cheapest) to `max` (deepest)."""
+        return self.ladder[EFFORTS.index(effort) * len(self.ladder) // len(EFFORTS)]  # type: ignore[arg-type]
 
     def choose(self, asked: Asked) -> Chosen:
         """The policy of a request. A model id and an effort that disagree are refused."""
@@ -97,16 +106,18 @@ def _parsed(text: str) -> Policy:
 def menu(
     checkpoint: Checkpoint, name: str, *, extra: Mapping[str, str] | None = None, default: str | None = None
 ) -> Menu:
-    """The checkpoint's calibrated tiers, else uniform depths that promise nothing; `extra` adds or replaces some."""
+    """The checkpoint's calibrated tiers, else uniform depths that promise nothing. `extra` replaces some or adds
+    others, which no effort means because nobody knows their place."""
     reference = max(1, min(checkpoint.config.max_depth, round(checkpoint.config.mean_depth)))
     found = checkpoint.tiers
     tiers = parse_tiers(found, "tiers.json") if found is not None else uniform(reference)
+    ladder = list(tiers)
     for title, policy in (extra or {}).items():
         tiers[title] = Tier(name=title, policy=Policy.parse(policy))
     for title in tiers:
         if not title or any(character in title for character in ': "\\\n'):
             raise InputError(f"tier name '{title}' is empty or holds a space, quote or colon: choose another")
-    return Menu(name, tiers, reference=reference, default=default)
+    return Menu(name, tiers, reference=reference, default=default, ladder=ladder)
 
 
 def uniform(reference: int) -> dict[str, Tier]:
