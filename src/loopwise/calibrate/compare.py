@@ -1,0 +1,284 @@
+"""`loopwise bench exit`: every exit signal and schedule on the same tokens, in replay and live, checks paid for.
+
+*Matched quality* as in `measure/frontier.py`: the threshold with the smallest mean depth whose loss is within the
+tolerance of the reference depth's. Set beside it: how well exit depths agree with A1's at *its* matched threshold, the
+net FLOPs, and the wall time of decoding the same windows side by side with the reference depth and the best fixed one.
+"""
+
+import argparse
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.stats import rankdata
+
+from loopwise import hardware, records
+from loopwise.calibrate.families import LIVE, PREDICTED, families, predicted
+from loopwise.calibrate.fit import fit_probe
+from loopwise.checkpoint.native import open_checkpoint
+from loopwise.config import InputError, ModelConfig
+from loopwise.data.text import documents
+from loopwise.data.tokenizer import Tokenizer
+from loopwise.exit.policy import Policy
+from loopwise.exit.signals import SIGNALS, Probe
+from loopwise.measure.allocate import spread
+from loopwise.measure.frontier import Entry, Ground, matched
+from loopwise.measure.live import live
+from loopwise.measure.replay import replay, threshold_grid
+from loopwise.measure.trace import Trace, load_trace, save_trace, trace
+from loopwise.measure.windows import Windows, pack
+from loopwise.model.cost import Cost
+from loopwise.model.recurrent import RecurrentLM
+
+STUDY_DEPTHS = (4.94, 8)  # mean loops of A1 and the reference, as the study reports them
+SHAPE = "base-135m"
+KEPT = (
+    "threshold", "policy", "mean_depth", "saving", "saving_ci", "saving_vs_best_fixed", "saving_vs_best_fixed_ci",
+    "cost_ratio", "cost_ratio_ci", "compute_saving", "cost_ratio_vs_best_fixed", "agreement",
+)  # fmt: skip
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `loopwise bench exit`."""
+    parser.add_argument("--checkpoint", action="append", metavar="CKPT", help="repeatable (default tiny)")
+    parser.add_argument("--text", action="append", metavar="NAME=SOURCE[+SOURCE]", help="text to compare on (repeatable; default trained=factbook+puzzles)")  # fmt: skip  # noqa: E501
+    parser.add_argument("--fit-text", default="factbook:train+puzzles:4-10:60:7", metavar="SOURCE[+SOURCE]", help="text to fit Fisher factors, regression and A2 on; never evaluated")  # fmt: skip  # noqa: E501
+    parser.add_argument("--fit-tokens", type=int, default=8192, metavar="N")
+    parser.add_argument("--tokens", type=int, default=16384, metavar="N", help="tokens traced per text")
+    parser.add_argument("--live-tokens", type=int, default=4096, metavar="N", help="tokens decoded live per threshold; 0: replay only")  # fmt: skip  # noqa: E501
+    parser.add_argument("--wall-tokens", type=int, default=2048, metavar="N", help="tokens of the timed decodings")
+    parser.add_argument("--repeats", type=int, default=2, metavar="N", help="timed decodings of each policy")
+    parser.add_argument("--tolerance", type=float, default=0.01, metavar="NATS")
+    parser.add_argument("--traces", type=Path, metavar="DIR", help="folder that keeps traces for the next run")
+
+
+class Arena(NamedTuple):
+    """A checkpoint on a text: model, windows, trace, fitted tensors, and uniform depths to compare with."""
+
+    model: RecurrentLM
+    windows: Windows
+    found: Trace
+    probe: Probe
+    ground: Ground
+
+
+def bench_exit(args: argparse.Namespace, shape: ModelConfig) -> dict[str, Any]:
+    """Rows, ratios and the manifest; `tables` holds one table per checkpoint and text, `net` the arithmetic on the
+    study's shape."""
+    texts = dict(_named(t) for t in args.text or ["trained=factbook+puzzles"])
+    tables, digests = [], []
+    for name in args.checkpoint or ["tiny"]:
+        for label, sources in texts.items():
+            arena, about = _arena(args, name, label, sources)
+            digests.append(arena.windows.digest)
+            tables.append(about | table(arena, args))
+    rows = []
+    for found in tables:
+        head = f"{found['checkpoint']} {found['text']}"
+        for row in found["rows"]:
+            if row["matched"]:
+                depth = row["matched"]["mean_depth"]
+                rows.append({"name": f"{head} {row['mode']} {row['name']}", "value": depth, "unit": "passes"})
+    hidden = {"out", "json", "quiet", "traces", "text", "fit_text"}
+    values = {name: value for name, value in vars(args).items() if name not in hidden}
+    values |= {"text": {t["text"]: t["sources"] for t in tables}, "fit_text": args.fit_text}
+    return {
+        "rows": rows,
+        "ratios": {},
+        "tables": tables,
+        "net": net(shape),
+        "manifest": records.manifest(
+            command="loopwise bench exit",
+            config=values,
+            data_sha256=" ".join(digests),
+            seed=0,
+            hardware=hardware.describe(),
+            commit=hardware.commit(),
+        ),
+    }
+
+
+def _named(text: str) -> tuple[str, list[str]]:
+    name, equals, sources = text.partition("=")
+    if not equals or not name or not sources:
+        raise InputError(f"--text '{text}': give NAME=SOURCE, e.g. trained=factbook+puzzles")
+    return name, sources.split("+")
+
+
+def _arena(args: argparse.Namespace, name: str, label: str, sources: list[str]) -> tuple[Arena, dict[str, Any]]:
+    checkpoint = open_checkpoint(name)
+    model, config = checkpoint.model(), checkpoint.config
+    reference = max(3, min(config.max_depth, round(max(config.mean_depth, 8))))
+    tokenizer = Tokenizer.load(checkpoint.tokenizer_path)
+    windows = pack(tokenizer, documents(sources), context=config.context, max_tokens=args.tokens)
+    training = pack(tokenizer, documents(args.fit_text.split("+")), context=config.context, max_tokens=args.fit_tokens,
+                    exclude=frozenset(windows.hashes))  # fmt: skip
+    probe = fit_probe(model, training, reference, progress=lambda what, share: None)
+    path = args.traces / f"{checkpoint.digest[:12]}-{windows.digest[:12]}.npz" if args.traces else None
+    if path and path.is_file():
+        found = load_trace(path)
+    else:
+        found = trace(model, windows, max_depth=reference, probe=probe)
+        if path:
+            save_trace(path, found, vocab_size=config.vocab_size)
+    ground = Ground.of(found, Cost.of(config), reference=reference, tolerance=args.tolerance, draws=1000, seed=0)
+    about = {
+        "checkpoint": checkpoint.name,
+        "weights_sha256": checkpoint.digest,
+        "text": label,
+        "sources": [Path(s).name for s in sources],
+        "tokens": found.num_tokens,
+        "documents": len(windows.hashes),
+        "data_sha256": windows.digest,
+        "reference_depth": reference,
+        "training_mean": config.mean_depth,
+    }
+    return Arena(model, windows, found, probe, ground), about
+
+
+def table(arena: Arena, args: argparse.Namespace) -> dict[str, Any]:
+    """All families on one text: replay, then live on some of the windows, then timed."""
+    reference, ground = arena.ground.reference, arena.ground
+    swept = families(arena.found, reference)
+    entries = {n: [Entry(t, p, replay(arena.found, p)) for t, p in family] for n, family in swept.items()}
+    rows = [_row(name, "replay", ground, found) for name, found in entries.items()]
+    rows.append(_row(PREDICTED, "replay", ground, _predicted(arena)))
+    best = int(ground.best_fixed(ground.whole, ground.tolerance).index[0]) + 1
+    _agree(rows, entries | {PREDICTED: _predicted(arena)}, "kl")
+    if args.live_tokens:
+        rows += _live_rows(arena, entries, args)
+    return {
+        "tolerance": ground.tolerance,
+        "ci_over": ground.group_kind,
+        "best_fixed": best,
+        "loss_by_depth": [float(f"{e.outcome.nll.mean(dtype=np.float64):.5f}") for e in ground.fixed],
+        "rows": rows,
+    }
+
+
+def _predicted(arena: Arena) -> list[Entry]:
+    last = arena.ground.reference
+    grid = threshold_grid(arena.found, "rel_change", size=32, last=last, first=2)
+    cost = Policy.parse(f"rel_change<1,max={last}")  # its FLOPs: a check at each pass, a little too many
+    return [Entry(t, cost, predicted(arena.found, t, last)) for t in grid if t > 0]
+
+
+def _row(name: str, mode: str, ground: Ground, entries: list[Entry]) -> dict[str, Any]:
+    found = matched(ground, entries, ground.sums(entries))
+    signal = entries[0].policy.reads
+    return {
+        "name": name,
+        "mode": mode,
+        "signal": signal.name if signal else None,
+        "signal_cost": signal.cost if signal else None,
+        "tokens": ground.found.num_tokens,
+        "matched": {k: found[k] for k in KEPT} if found else None,
+    }
+
+
+def _agree(rows: list[dict[str, Any]], entries: dict[str, list[Entry]], a1: str) -> None:
+    """Add how exit depths at the matched thresholds agree with A1's: rank correlation, share equal, share within 1."""
+    chosen = {r["name"]: r["matched"]["threshold"] for r in rows if r["matched"]}
+    depths = {n: next(e.outcome.depth for e in entries[n] if e.threshold == t) for n, t in chosen.items()}
+    if a1 not in depths:
+        return
+    for row in rows:
+        if (mine := depths.get(row["name"])) is not None:
+            apart, flat = np.abs(mine - depths[a1]), mine.std() == 0 or depths[a1].std() == 0
+            row["with_a1"] = {
+                "spearman": None if flat else float(np.corrcoef(rankdata(mine), rankdata(depths[a1]))[0, 1]),
+                "equal": float((apart == 0).mean()),
+                "within_one": float((apart <= 1).mean()),
+                "deeper_by": float((mine - depths[a1]).mean()),
+            }
+
+
+def _live_rows(arena: Arena, replayed: dict[str, list[Entry]], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The families of `LIVE` decoded, each at every other threshold until the loosest that matches is found."""
+    chosen = spread(arena.windows, args.live_tokens)
+    rows_of = np.flatnonzero(np.isin(arena.found.index["window"], chosen))
+    part = arena._replace(windows=arena.windows.take(chosen), found=arena.found.rows(rows_of))
+    old = arena.ground
+    ground = Ground.of(part.found, old.cost, reference=old.reference, tolerance=old.tolerance, draws=1000, seed=0)
+    done: dict[str, list[Entry]] = {}
+    for name in ["A0", *LIVE]:
+        if name not in replayed:
+            continue
+        entries = replayed[name] if name == "A0" else replayed[name][::2]
+        here = [e._replace(outcome=type(e.outcome)(*(c[rows_of] for c in e.outcome))) for e in entries]
+        # Uniform depth on exact KV is the same live and in replay (a test says so).
+        done[name] = here if name == "A0" else _decoded(part, ground, here)
+    rows = [_row(name, "live", ground, found) for name, found in done.items()]
+    _agree(rows, done, "kl")
+    _time(part, ground, rows, args)
+    return rows
+
+
+def _decoded(part: Arena, ground: Ground, entries: list[Entry]) -> list[Entry]:
+    """Decode at the loosest threshold that matches and at those tried on the way to it, supposing that matching ends
+    once along the family. The search begins where replay says."""
+    limit = float(ground.fixed[ground.reference - 1].outcome.nll.mean(dtype=np.float64)) + ground.tolerance
+    found: list[Entry] = []
+    low, high = -1, len(entries)  # the last place known to match, the first known not to
+    place = max((i for i, e in enumerate(entries) if e.outcome.nll.mean(dtype=np.float64) <= limit), default=0)
+    step = 1
+    while high - low > 1:
+        outcome = live(part.model, part.windows, entries[place].policy, probe=part.probe)
+        found.append(entries[place]._replace(outcome=outcome))
+        if outcome.nll.mean(dtype=np.float64) <= limit:
+            low, place = place, place + step if high == len(entries) else (place + high) // 2
+        else:
+            high, place = place, place - step if low < 0 else (low + place) // 2
+        place, step = min(max(place, low + 1), high - 1), 2 * step
+    return found
+
+
+def _time(part: Arena, ground: Ground, rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
+    """Add the processor time of decoding the same windows under each matched policy, over that of the reference depth
+    and of the best fixed depth: medians of rounds in which every policy runs once. One thread, so on an idle machine
+    this is wall time; on a busy one it is what wall time would be."""
+    best = int(ground.best_fixed(ground.whole, ground.tolerance).index[0]) + 1
+    timed = part.windows.take(spread(part.windows, args.wall_tokens))
+    policies = {r["name"]: r["matched"]["policy"] for r in rows if r["matched"]}
+    policies |= {"reference": f"depth={ground.reference}", "best": f"depth={best}"}
+    seconds: dict[str, list[float]] = {name: [] for name in policies}
+    for _ in range(args.repeats):
+        for name, text in policies.items():
+            begun = time.process_time()
+            live(part.model, timed, Policy.parse(text), probe=part.probe)
+            seconds[name].append(time.process_time() - begun)
+    middle = {name: median(s) for name, s in seconds.items()}
+    for row in rows:
+        if row["name"] in middle:
+            row["time"] = {
+                "seconds": middle[row["name"]],
+                "ratio": middle[row["name"]] / middle["reference"],
+                "ratio_vs_best_fixed": middle[row["name"]] / middle["best"],
+                "rows": len(timed.ids),
+            }
+
+
+def net(shape: ModelConfig, *, keys: float = 0.0) -> list[dict[str, Any]]:
+    """Speed-up in FLOPs on a shape at the study's mean depth with each signal checked after every pass that needs it,
+    and how much of the bound (checks free) it keeps."""
+    cost, (mean, top) = Cost.of(shape), STUDY_DEPTHS
+    whole, bound = cost.flops(top, keys=keys), cost.bound(mean, top, keys=keys)
+    found = []
+    for signal in SIGNALS.values():
+        checks = mean - signal.first_depth + 1
+        readouts = mean if signal.readouts == 2 else mean - signal.first_depth + 1 if signal.readouts else 1.0
+        check = signal.flops(shape.d_model, shape.vocab_size)
+        speedup = whole / cost.flops(mean, keys=keys, readouts=readouts, check_flops=checks * check)
+        found.append({
+            "signal": signal.name,
+            "cost": signal.cost,
+            "check_of_core_pass": (check + (cost.readout if signal.readouts else 0)) / cost.per_pass,
+            "speedup": speedup,
+            "bound": bound,
+            "of_bound": speedup / bound,
+            "saving": 1 - 1 / speedup,
+            "saving_of_bound": (1 - 1 / speedup) / (1 - 1 / bound),
+        })  # fmt: skip
+    return found
