@@ -126,7 +126,22 @@ def sample(
 
 
 def _draw(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> Int[Tensor, "rows"]:
-    """Sort, filter by top-k, then top-p, then min-p, and invert the cumulative distribution (fp64)."""
+    """Invert the cumulative distribution (fp64): in the order of the vocabulary, or, for rows that filter, of falling
+    probability after top-k, then top-p, then min-p. Which way a row goes depends on its own parameters alone."""
+    filtered = [row for row, p in enumerate(params) if p.top_k or p.top_p < 1 or p.min_p]
+    if len(filtered) == len(params):
+        return _draw_filtered(logits, params, uniforms)
+    heat = torch.tensor([p.temperature for p in params], dtype=torch.float64, device=logits.device)[:, None]
+    total = (logits.double() / heat).softmax(-1).cumsum(-1)
+    goal = torch.tensor(list(uniforms), dtype=torch.float64, device=logits.device)[:, None] * total[:, -1:]
+    tokens = torch.searchsorted(total, goal, right=True)[:, 0].clamp(max=logits.shape[1] - 1)
+    if filtered:
+        index = torch.tensor(filtered, device=logits.device)
+        tokens[index] = _draw_filtered(logits[index], [params[r] for r in filtered], [uniforms[r] for r in filtered])
+    return tokens
+
+
+def _draw_filtered(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> Int[Tensor, "rows"]:
 
     def column(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float64, device=logits.device)[:, None]

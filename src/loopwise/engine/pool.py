@@ -5,9 +5,10 @@ at every read, a position that leaves is *settled*: what it left is copied to th
 that anybody may ask for. A query at depth i then reads plane `write(i)` of every position alike. Copying costs about
 1% of reading at the study's depths; it lets attention read whole blocks.
 
-Two storage forms of the keys. `columns` (CPU, fp32): each block is transposed, `[kv, width, block_size]`, with
-block_size = width, so that both products of attention are weighted sums of rows of one table (see `paged.py`).
-Otherwise `[kv, block_size, width]`. Values always have the second form. Blocks of plane p start at p * blocks.
+Two storage forms. `columns` (CPU, fp32): keys of a block are transposed, `[kv, width, block_size]`, values are
+`[kv, block_size, width]`, and block_size = width, so that both products of attention are weighted sums of rows of one
+table (see `paged.py`). Otherwise both are `[block_size, kv, width]`, as paged kernels want them. Blocks of plane p
+start at p * blocks.
 """
 
 import numpy as np
@@ -31,11 +32,14 @@ class KVPool:
         self.core = range(c.prelude_layers, c.prelude_layers + c.core_layers)
         planes = [layout.num_planes(max_depth) if i in self.core else 1 for i in range(c.num_layers)]
         assert not columns or block_size == c.width
-        tail = (c.width, block_size) if columns else (block_size, c.width)
-        self.keys = [_zeros((n * blocks, c.kv_heads, *tail), weight) for n in planes]
-        self.values = [_zeros((n * blocks, c.kv_heads, block_size, c.width), weight) for n in planes]
-        # The shallowest depth that writes each plane.
-        self.writers = {int(layout.write(i)): i for i in range(max_depth, 0, -1)}
+        kv, size, width = c.kv_heads, block_size, c.width
+        forms = ((kv, width, size), (kv, size, width)) if columns else ((size, kv, width),) * 2
+        self.keys, self.values = ([_zeros((n * blocks, *form), weight) for n in planes] for form in forms)
+        shallowest = {
+            int(layout.write(i)): i for i in range(max_depth, 0, -1)
+        }  # the first depth that writes each plane
+        self.planes = torch.tensor(sorted(shallowest), device=weight.device)[:, None]
+        self.writers = torch.tensor([shallowest[p] for p in sorted(shallowest)], device=weight.device)[:, None]
 
     @property
     def num_bytes(self) -> int:
@@ -57,17 +61,19 @@ class KVPool:
         """Put keys and values at position `place` of `block` (plane offset included)."""
         if self.columns:
             self.keys[layer][block, :, :, place] = k
+            self.values[layer][block, :, place] = v
         else:
-            self.keys[layer][block, :, place] = k
-        self.values[layer][block, :, place] = v
+            self.keys[layer][block, place] = k
+            self.values[layer][block, place] = v
 
     def read(
         self, layer: int, blocks: Int[Tensor, "blocks"]
     ) -> tuple[Float[Tensor, "kv length width"], Float[Tensor, "kv length width"]]:
         """Keys and values of one sequence, copied out of its blocks."""
         k, v = self.keys[layer].index_select(0, blocks), self.values[layer].index_select(0, blocks)
-        k = k.permute(1, 0, 3, 2) if self.columns else k.transpose(0, 1)
-        return k.reshape(k.shape[0], -1, self.width), v.transpose(0, 1).reshape(v.shape[1], -1, self.width)
+        if not self.columns:
+            return k.flatten(0, 1).transpose(0, 1), v.flatten(0, 1).transpose(0, 1)
+        return k.permute(1, 0, 3, 2).flatten(1, 2), v.transpose(0, 1).flatten(1, 2)
 
     def settle(
         self,
@@ -77,25 +83,23 @@ class KVPool:
         deepest: Int[Tensor, "rows"],
     ) -> None:
         """Rows left at `depth`: copy what they left to the planes above, as far as queries up to `deepest` look."""
-        sources, targets, places = [], [], []
-        for plane, i in self.writers.items():
-            source = self.layout.read(i, depth)
-            wanted = (depth < i) & (deepest >= i) & (source != plane)
-            rows = wanted.nonzero()[:, 0]
-            if len(rows):
-                sources.append(block[rows] + source[rows] * self.blocks)
-                targets.append(block[rows] + plane * self.blocks)
-                places.append(place[rows])
-        if not targets:
+        if len(self.planes) == 1:
             return
-        source, target, place = torch.cat(sources), torch.cat(targets), torch.cat(places)
+        source = self.layout.read(self.writers, depth)
+        wanted = (depth < self.writers) & (deepest >= self.writers) & (source != self.planes)
+        plane, row = wanted.nonzero().unbind(1)
+        if not len(row):
+            return
+        block, place = block.index_select(0, row), place.index_select(0, row)
+        target = block + plane * self.blocks
+        source = block + source[plane, row] * self.blocks
         for layer in self.core:
             keys, values = self.keys[layer], self.values[layer]
             if self.columns:
                 keys[target, :, :, place] = keys[source, :, :, place]
+                values[target, :, place] = values[source, :, place]
             else:
-                keys[target, :, place] = keys[source, :, place]
-            values[target, :, place] = values[source, :, place]
+                keys[target, place], values[target, place] = keys[source, place], values[source, place]
 
 
 def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:

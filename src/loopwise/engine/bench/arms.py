@@ -15,7 +15,7 @@ import torch
 from loopwise.engine.engine import Engine
 from loopwise.engine.paged import PagedRows
 from loopwise.engine.pool import KVPool
-from loopwise.engine.request import Request
+from loopwise.engine.request import Event, Request
 from loopwise.exit.policy import Policy
 from loopwise.exit.readout import kl
 from loopwise.exit.signals import Look
@@ -32,20 +32,26 @@ class Timed(NamedTuple):
 
 
 class Stopwatch:
-    """Adds up wall and CPU time while running."""
+    """Adds up wall and CPU time while running. On a GPU it waits for the device, and both are wall time."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
         self.wall = self.cpu = 0.0
+        self.cuda = device is not None and device.type == "cuda"
         self._start = (0.0, 0.0)
 
+    def _now(self) -> tuple[float, float]:
+        if self.cuda:
+            torch.cuda.synchronize()
+        wall = time.perf_counter()
+        return wall, wall if self.cuda else time.process_time()
+
     def __enter__(self) -> "Stopwatch":
-        self._start = time.perf_counter(), time.process_time()
+        self._start = self._now()
         return self
 
     def __exit__(self, *_: object) -> None:
-        wall, cpu = self._start
-        self.wall += time.perf_counter() - wall
-        self.cpu += time.process_time() - cpu
+        wall, cpu = self._now()
+        self.wall, self.cpu = self.wall + wall - self._start[0], self.cpu + cpu - self._start[1]
 
 
 @runtime_checkable
@@ -64,6 +70,7 @@ class EngineArm:
 
     def __init__(self, name: str, engine: Engine, requests: Iterator[Request]) -> None:
         self.name, self.engine, self.requests = name, engine, requests
+        self.device = engine.model.embedding.weight.device
         self._feed()
         while len(engine.planner.jobs) < engine.places or engine.planner.prefilling:
             engine.step()
@@ -74,17 +81,26 @@ class EngineArm:
 
     def advance(self, tokens: int) -> Timed:
         """Steps until so many tokens came; those that ran prompts are not timed."""
-        made, watch, engine = 0, Stopwatch(), self.engine
+        made, engine = 0, self.engine
+        total, prompts = Stopwatch(self.device), Stopwatch(self.device)
         passes = engine.runner.passes
-        while made < tokens:
-            self._feed()
-            prompts = engine.totals.launches["prefill"]
-            step = Stopwatch()
-            with step:
-                events = engine.step()
-            if engine.totals.launches["prefill"] == prompts:
-                made, watch.wall, watch.cpu = made + len(events), watch.wall + step.wall, watch.cpu + step.cpu
-        return Timed(made, watch.wall, watch.cpu, engine.runner.passes - passes)
+        with total:
+            while made < tokens:
+                self._feed()
+                made += len(self._step(prompts))
+        return Timed(made, total.wall - prompts.wall, total.cpu - prompts.cpu, engine.runner.passes - passes)
+
+    def _step(self, prompts: Stopwatch) -> list[Event]:
+        """One step; `prompts` takes its time if it ran prompts. The clock is read only where that may be."""
+        engine, planner = self.engine, self.engine.planner
+        if not planner.prefilling and len(planner.jobs) == engine.places:
+            return engine.step()
+        before, step = engine.totals.launches["prefill"], Stopwatch(self.device)
+        with step:
+            events = engine.step()
+        if engine.totals.launches["prefill"] > before:
+            prompts.wall, prompts.cpu = prompts.wall + step.wall, prompts.cpu + step.cpu
+        return events
 
 
 class BareArm:
@@ -99,15 +115,16 @@ class BareArm:
         self.name, self.model, self.pool, self.depth, self.criterion = name, model, pool, depth, criterion
         c = model.config
         per_row = pool.blocks // rows
-        self.table = torch.arange(rows * per_row).view(rows, per_row)
+        self.device = pool.keys[0].device
+        self.table = torch.arange(rows * per_row, device=self.device).view(rows, per_row)
         self.start, self.length = start, per_row * pool.size
-        self.positions = torch.full((rows,), start)
-        self.tokens = torch.arange(rows) % c.vocab_size
+        self.positions = torch.full((rows,), start, device=self.device)
+        self.tokens = torch.arange(rows, device=self.device) % c.vocab_size
         self.ctx = PagedRows(pool, c.num_heads, c.kv_heads)
 
     def advance(self, tokens: int) -> Timed:
         """Whole tokens of all rows."""
-        made, passes, watch = 0, 0, Stopwatch()
+        made, passes, watch = 0, 0, Stopwatch(self.device)
         with watch, torch.inference_mode():
             while made < tokens:
                 self._token()
@@ -119,7 +136,7 @@ class BareArm:
         self.positions = torch.where(self.positions + 1 < self.length, self.positions + 1, self.start)
         e = model.prelude(self.tokens, ctx.at(self.positions, self.table, None, None))
         state, turn = model.init_state(e, ctx), ctx.turn
-        live = torch.ones(len(e), dtype=torch.bool)
+        live = torch.ones(len(e), dtype=torch.bool, device=self.device)
         before = None
         for depth in range(1, self.depth + 1):
             plane = self.pool.plane(torch.full_like(self.positions, depth))
@@ -135,7 +152,7 @@ class BareArm:
     def _signal(self, new: Any, old: Any, before: Any, turn: Any, depth: int) -> Any:
         policy = self.criterion
         assert policy is not None
-        rest = torch.full((len(new),), torch.inf)
+        rest = torch.full((len(new),), torch.inf, device=self.device)
         if policy.reads is None:
             return rest, None
         if not policy.reads.readouts:

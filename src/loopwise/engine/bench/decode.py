@@ -27,7 +27,7 @@ from loopwise.engine.bench.arms import Arm, BareArm, EngineArm, Timed, interleav
 from loopwise.engine.bench.batch import bench_batch
 from loopwise.engine.bench.planner import bench_planner
 from loopwise.engine.engine import Engine
-from loopwise.engine.llm import LLM
+from loopwise.engine.llm import DTYPES, LLM
 from loopwise.engine.request import EngineConfig, Request
 from loopwise.engine.runner import Work
 from loopwise.exit.policy import Policy
@@ -48,7 +48,7 @@ class Size(NamedTuple):
     new: int  # most tokens of a request
 
 
-FULL = {"replay": Size(256, 5, 256, 64), "real": Size(4096, 7, 24, 64), "batch": Size(0, 3, 32, 96)}
+FULL = {"replay": Size(128, 3, 256, 64), "real": Size(4096, 7, 24, 64), "batch": Size(0, 3, 32, 96)}
 QUICK = {"replay": Size(8, 2, 20, 12), "real": Size(8, 2, 4, 8), "batch": Size(0, 1, 8, 8)}
 
 
@@ -65,6 +65,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--part", action="append", choices=PARTS, help="run only this part (repeatable)")
     parser.add_argument("--layout", default="depth_indexed", help="KV layout (default depth_indexed)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="OpenMP threads (default 1)")
+    parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
+    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of weights and KV (default float32)")
     parser.add_argument("--repeats", type=int, metavar="N", help="repeats of every arm, interleaved")
     parser.add_argument("--quick", action="store_true", help="a small shape and few tokens: does it run at all")
 
@@ -74,6 +76,7 @@ def bench_decode(model: ModelConfig, args: argparse.Namespace) -> dict[str, Any]
     if args.rows < 1 or args.real_rows < 1:
         raise InputError("--rows and --real-rows are numbers of rows: use at least 1")
     torch.set_num_threads(args.threads)
+    hardware.pick_device(args.device)
     parts = {"replay": lambda: bench_replay(model, args), "real": lambda: bench_real(args)}
     parts |= {"batch": lambda: bench_batch(args, size(args, "batch")), "planner": lambda: bench_planner(args.quick)}
     found: dict[str, Any] = {"rows": [], "ratios": {}, "arms": {}}
@@ -115,7 +118,7 @@ def bench_replay(shape: ModelConfig, args: argparse.Namespace) -> dict[str, Any]
     """The part `replay`."""
     much, rows = size(args, "replay"), args.rows
     with torch.random.fork_rng():
-        model = RecurrentLM(shape).initialise(0).eval().requires_grad_(False)
+        model = RecurrentLM(shape).initialise(0).eval().requires_grad_(False).to(args.device, DTYPES[args.dtype])
     kinds = {"full": {"places": rows, "min_turn": rows}, "no_refill": {"places": rows, "lockstep": True}, "refill": {}}
     engines = {name: _replaying(model, args, much, options) for name, options in kinds.items()}
     _share_memory(list(engines.values()), args.layout, much)
@@ -148,9 +151,10 @@ def _skip(engine: Engine, works: list[Work]) -> dict[int, torch.Tensor]:
     runner, counts = engine.runner, [len(w.tokens) for w in works]
     total = sum(counts)
     state = torch.randn(total, engine.model.config.d_model, generator=torch.Generator().manual_seed(total))
-    turn = torch.zeros(2, total, runner.rows.turn.shape[2])
+    turn = torch.zeros(2, total, runner.rows.turn.shape[2], device=runner.device)
     with torch.inference_mode():
-        runner._hand_over(works, counts, state, turn, torch.full((total,), schedule.DEEPEST))
+        depth = torch.full((total,), schedule.DEEPEST, device=runner.device)
+        runner._hand_over(works, counts, state.to(runner.rows.state), turn, depth)
     return {}
 
 
@@ -186,7 +190,7 @@ def bench_real(args: argparse.Namespace) -> dict[str, Any]:
     deepest = Policy.parse(args.policy).bind(checkpoint.config.max_depth).max_depth or 1
     options = {"max_rows": rows, "layout": args.layout, "prefill": f"depth={deepest}", "prefix_cache": False}
     lock = {"places": rows, "min_turn": rows}
-    model = checkpoint.model()
+    model = checkpoint.model(device=args.device, dtype=DTYPES[args.dtype])
     prompts = _texts(model, much, rows)
     engines = {
         "full": LLM(model, policy=f"depth={deepest}", **options, **lock).engine,

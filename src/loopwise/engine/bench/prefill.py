@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from loopwise import hardware
 from loopwise.checkpoint.native import open_checkpoint
 from loopwise.config import ModelConfig
 from loopwise.engine.bench import schedule
 from loopwise.engine.bench.arms import Stopwatch, Timed, mean_depth, rate, ratio
 from loopwise.engine.bench.decode import manifest
 from loopwise.engine.engine import Engine
+from loopwise.engine.llm import DTYPES
 from loopwise.engine.request import EngineConfig, Request
 from loopwise.exit.policy import Policy
 from loopwise.model.cost import Cost
@@ -49,6 +51,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--part", action="append", choices=PARTS, help="run only this part (repeatable)")
     parser.add_argument("--layout", default="depth_indexed", help="KV layout (default depth_indexed)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="OpenMP threads (default 1)")
+    parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
+    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of weights and KV (default float32)")
     parser.add_argument("--repeats", type=int, metavar="N", help="repeats of every arm, interleaved")
     parser.add_argument("--quick", action="store_true", help="a small shape and short prompts: does it run at all")
 
@@ -56,10 +60,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def bench_prefill(shape: ModelConfig, args: argparse.Namespace) -> dict[str, Any]:
     """Rows, ratios, arms with all their figures, and the manifest. `shape` is what replay and ttft run on."""
     torch.set_num_threads(args.threads)
-    much = Size(24, 4, 2, 2) if args.quick else Size(512, 16, 32, 3)
+    hardware.pick_device(args.device)
+    much = Size(24, 4, 2, 2) if args.quick else Size(512, 16, 16, 3)
     much = much._replace(repeats=args.repeats) if args.repeats else much
     with torch.random.fork_rng():
-        model = RecurrentLM(shape).initialise(0).eval().requires_grad_(False)
+        model = RecurrentLM(shape).initialise(0).eval().requires_grad_(False).to(args.device, DTYPES[args.dtype])
     parts = {"replay": lambda: _replay(model, args, much), "ttft": lambda: _ttft(model, args, much)}
     parts |= {"real": lambda: _real(args, much)}
     found: dict[str, Any] = {"rows": [], "ratios": {}, "arms": {}}
@@ -79,12 +84,14 @@ def _engine(model: RecurrentLM, args: argparse.Namespace, prefill: str, position
         policy=f"depth={deepest}", prefill=prefill, max_depth=deepest, layout=args.layout, max_rows=8,
         context=positions, kv_tokens=4 * (positions + model.config.width), **options,
     )  # fmt: skip
-    return Engine(model, config)
+    engine = Engine(model, config)
+    _first_token(engine, [0] * 8)  # warms up
+    return engine
 
 
 def _first_token(engine: Engine, prompt: list[int], depths: tuple[int, ...] | None = None) -> Timed:
     """One request from submission to its first token."""
-    watch, passes = Stopwatch(), engine.runner.prompt_passes
+    watch, passes = Stopwatch(engine.model.embedding.weight.device), engine.runner.prompt_passes
     with watch:
         engine.submit(Request(prompt=prompt, params=SamplingParams(max_tokens=1), prompt_depths=depths))
         while engine.busy:
@@ -98,10 +105,10 @@ def _prompt(model: RecurrentLM, length: int, seed: int) -> list[int]:
 
 
 def _turns(arms: dict[str, Callable[[int], Timed]], repeats: int) -> dict[str, list[Timed]]:
-    """Every arm in turn, after one round that is not counted."""
+    """Every arm in turn."""
     numbers = itertools.count()
-    rounds = [{name: run(next(numbers)) for name, run in arms.items()} for _ in range(repeats + 1)]
-    return {name: [found[name] for found in rounds[1:]] for name in arms}
+    rounds = [{name: run(next(numbers)) for name, run in arms.items()} for _ in range(repeats)]
+    return {name: [found[name] for found in rounds] for name in arms}
 
 
 def _replay(model: RecurrentLM, args: argparse.Namespace, much: Size) -> dict[str, Any]:
@@ -115,7 +122,7 @@ def _replay(model: RecurrentLM, args: argparse.Namespace, much: Size) -> dict[st
 
 def _real(args: argparse.Namespace, much: Size) -> dict[str, Any]:
     """Prompts that the model wrote itself, as long as its context."""
-    model = open_checkpoint(args.checkpoint).model()
+    model = open_checkpoint(args.checkpoint).model(device=args.device, dtype=DTYPES[args.dtype])
     length = min(much.prompt, model.config.context)
     writer = Engine(model, EngineConfig(context=length + 1))
     params = SamplingParams(max_tokens=length - 1, temperature=0.8, seed=1, ignore_eos=True)

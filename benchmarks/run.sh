@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Every benchmark with its baselines, one process each; records under benchmarks/results.
+# Usage: benchmarks/run.sh [LOOPWISE]     (the command; default: loopwise). QUICK=1 runs small sizes.
+# A benchmark that fails or is missing is named at the end and makes the exit status 1: none is left out in silence.
+set -u
+loopwise=${1:-loopwise}
+results=$(dirname "$0")/results
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+quick=${QUICK:+--quick}
+failed=()
+
+bench() {  # NAME OUTPUT ARGUMENTS...
+    local name=$1 out=$results/$2
+    shift 2
+    echo "== bench $name $*"
+    if ! "$loopwise" bench "$name" --out "$out" "$@"; then failed+=("$name $*"); fi
+}
+
+if [ -n "$quick" ]; then results=$(mktemp -d); fi
+bench decode engine/decode.json $quick
+for rows in 16 64; do bench decode "engine/decode-rows-$rows.json" --part replay --rows $rows --layout shared $quick; done
+bench prefill engine/prefill.json $quick
+bench signal signal.json $quick
+if [ -n "$quick" ]; then bench train train.json --recipe micro --steps 2; else bench train train.json; fi
+bench serve serve.json $quick
+
+if [ ${#failed[@]} -gt 0 ]; then
+    printf 'not run or failed: %s\n' "${failed[@]}" >&2
+    exit 1
+fi
