@@ -12,7 +12,7 @@ from loopwise.sampling import SamplingParams
 from loopwise.serve.chat import ChatTemplate
 from loopwise.serve.errors import bad
 from loopwise.serve.grammar import Grammars
-from loopwise.serve.schema import Asked, ChatRequest, CompletionRequest, ToolChoice
+from loopwise.serve.schema import Asked, ChatRequest, CompletionRequest, Message, ToolChoice
 from loopwise.serve.tiers import Chosen, Menu
 
 LONG_TEXT = 8192  # characters from which tokenizing leaves the event loop
@@ -40,7 +40,8 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Planner:
-    """What plans are made from. `context` is the number of positions of a request."""
+    """What plans are made from. `context` is the number of positions of a request, `longest` the bytes of the longest
+    token."""
 
     tokenizer: Tokenizer
     menu: Menu
@@ -49,10 +50,13 @@ class Planner:
     context: int
     vocab_size: int
     max_choices: int
+    longest: int
 
     async def completion(self, body: CompletionRequest) -> Plan:
         """POST /v1/completions."""
         chosen = self.menu.choose(body)
+        for text in [body.prompt] if isinstance(body.prompt, str) else body.prompt:
+            self._refuse_long(len(text) if isinstance(text, str) else 0, body)
         prompts = [self._cut(prompt, body) for prompt in await self._prompts(body.prompt)]
         silent = body.max_tokens == 0
         if silent and not (body.echo or body.prompt_logprobs is not None):
@@ -97,7 +101,8 @@ class Planner:
                 extra=body.chat_template_kwargs,
             )  # fmt: skip
 
-        size = sum(len(m.content) if isinstance(m.content, str) else LONG_TEXT for m in body.messages)
+        size = sum(map(_size, body.messages))
+        self._refuse_long(size, body)
         return await asyncio.to_thread(encode) if size >= LONG_TEXT else encode()
 
     async def encode(self, text: str) -> list[int]:
@@ -105,6 +110,13 @@ class Planner:
         if len(text) < LONG_TEXT:
             return self.tokenizer.encode(text)
         return await asyncio.to_thread(self.tokenizer.encode, text)
+
+    def _refuse_long(self, characters: int, body: Asked) -> None:
+        """Refuse what cannot fit whatever its tokens are, before a lot of work goes into finding them."""
+        least = -(-characters // self.longest)
+        if characters >= LONG_TEXT and least > self.context and body.truncate_prompt_tokens is None:
+            message = f"the prompt has at least {least} tokens and this model's context is {self.context}: shorten it"
+            raise bad(message, "prompt", "context_length_exceeded")
 
     async def _prompts(self, prompt: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:
         if isinstance(prompt, str):
@@ -203,6 +215,11 @@ def _split(params: SamplingParams) -> list[SamplingParams]:
     """n choices as n requests that draw the same numbers."""
     values = {name: getattr(params, name) for name in params.__dataclass_fields__}
     return [SamplingParams(**{**values, "n": 1, "seed": (params.seed or 0) + i}) for i in range(params.n)]
+
+
+def _size(message: Message) -> int:
+    content = message.content or ""
+    return len(content) if isinstance(content, str) else sum(len(part.text or "") for part in content)
 
 
 def _or(value: float | None, default: float) -> float:

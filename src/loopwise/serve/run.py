@@ -64,6 +64,7 @@ def service_of(engine: Engine, choices: Menu, config: ServeConfig, folder: Path,
         chat=ChatTemplate.of(folder, tokenizer, config.chat_template, config.chat_stop),
         grammars=Grammars(tokenizer, engine.model.config.vocab_size), context=engine.context,
         vocab_size=engine.model.config.vocab_size, max_choices=config.max_choices,
+        longest=max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.size)) or 1,
     )  # fmt: skip
     metrics = Metrics(
         server, config.name, max_depth=engine.max_depth, reference=choices.reference, compat=config.metrics_compat

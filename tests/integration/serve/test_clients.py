@@ -49,7 +49,7 @@ def test_chat_stream(client):
 
 
 def test_completion_stream(server):
-    # Not strict: the client's own type forbids the `finish_reason: null` that OpenAI sends with every chunk but the last.
+    # Not strict: the client's own type forbids `finish_reason: null`, which every chunk but the last has.
     client = openai.OpenAI(base_url=server.url + "/v1", api_key="none")
     asked = dict(model="tiny", prompt="The capital of", max_tokens=9, seed=3, n=2, logprobs=1)
     whole = client.completions.create(**asked)
