@@ -38,6 +38,11 @@ BENCHES: dict[str, Bench] = {
         "every exit signal and schedule at equal quality, in replay and live, checks paid for",
         lambda module, args: module.bench_exit(args, recipe(module.SHAPE).model),
     ),
+    "fixed-point": Bench(
+        "loopwise.calibrate.accelerate",
+        "Aitken and Anderson steps against plain passes of the frozen core",
+        lambda module, args: module.bench_fixed_point(args),
+    ),
     "train": Bench(
         "loopwise.train.bench",
         "sampled against fixed depth, and against a plain transformer",

@@ -6,13 +6,15 @@ from typing import Any, get_args
 
 from loopwise import records
 from loopwise.calibrate.calibrate import Request, calibrate, check, enough
+from loopwise.calibrate.fit import fit_probe
 from loopwise.calibrate.sample import Risk, Sample
 from loopwise.cli.evaluation import Loaded, Show, configure_text, count, counter, load, manifest, resources, watching
 from loopwise.config import InputError
 from loopwise.data.text import documents
 from loopwise.exit.policy import Policy
-from loopwise.exit.signals import require
+from loopwise.exit.signals import Probe, require
 from loopwise.measure.allocate import Mode
+from loopwise.measure.probe import save_probe
 from loopwise.measure.trace import check_depth, trace
 from loopwise.measure.windows import Windows, pack
 from loopwise.model.kv_layout import LAYOUTS
@@ -31,6 +33,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reference-depth", type=int, metavar="D", help="uniform depth to compare with (default: the training mean)")  # fmt: skip  # noqa: E501
     parser.add_argument("--mode", choices=get_args(Mode), default="live", help="what is promised: decoding (live), or replay of a trace (quicker)")  # fmt: skip  # noqa: E501
     parser.add_argument("--layout", default="depth_indexed", help="KV layout that will serve: " + ", ".join(LAYOUTS))
+    parser.add_argument("--fit-text", action="append", default=[], metavar="SOURCE", help="first fit the tensors that fitted signals read on this text, which is then not calibrated on; written to probe.safetensors beside --out (repeatable)")  # fmt: skip  # noqa: E501
+    parser.add_argument("--fit-tokens", default="8k", metavar="N", help="tokens to fit on (default 8k)")
     parser.add_argument("--check-text", action="append", default=[], metavar="SOURCE", help="another text to try the tiers on (repeatable)")  # fmt: skip  # noqa: E501
     parser.add_argument("--check-tokens", default="10k", metavar="N", help="tokens of each (default 10k)")
     parser.add_argument("--out", type=Path, default=Path("tiers.json"), metavar="FILE", help="file or checkpoint folder to write to (default tiers.json)")  # fmt: skip  # noqa: E501
@@ -51,21 +55,21 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     mean = max(2, min(loaded.checkpoint.config.max_depth, round(loaded.checkpoint.config.mean_depth)))
     reference = mean if args.reference_depth is None else args.reference_depth
     check_depth("reference-depth", max(2, reference), loaded.model)
-    probe = loaded.checkpoint.probe()
-    require(signal, signal.reads, probe)
     enough(len(loaded.windows.hashes), request)
     with watching(args) as show:
-        sample = _sample(args, loaded, loaded.windows, reference, signal, show)
+        probe = _probe(args, loaded, reference, show)
+        require(signal, signal.reads, probe)
+        sample = _sample(loaded, loaded.windows, reference, signal, probe, show)
         record = calibrate(loaded.model, sample, request, probe=probe, progress=show)
         record["checks"] = {}
         for source in args.check_text:
             windows = pack(loaded.tokenizer, documents([source]), context=loaded.windows.context, max_tokens=budget)
-            other = _sample(args, loaded, windows, reference, signal, show)
-            record["checks"][source] = check(loaded.model, other, record, probe=probe)
+            other = _sample(loaded, windows, reference, signal, probe, show)
+            record["checks"][_label(source)] = check(loaded.model, other, record, probe=probe)
     record |= {
         "checkpoint": loaded.checkpoint.name,
         "weights_sha256": loaded.checkpoint.digest,
-        "text": args.text,
+        "text": [_label(source) for source in args.text],
         "manifest": manifest(args, "calibrate", loaded),
     }
     path = args.out / "tiers.json" if args.out.is_dir() else args.out
@@ -73,13 +77,32 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return record | {"out": str(path)} | resources(loaded)
 
 
+def _probe(args: argparse.Namespace, loaded: Loaded, reference: int, show: Show) -> Probe | None:
+    """The checkpoint's fitted tensors, or new ones, which are written beside the tiers."""
+    if not args.fit_text:
+        return loaded.checkpoint.probe()
+    texts, budget = documents(args.fit_text), count(args.fit_tokens, "fit-tokens")
+    apart = frozenset(loaded.windows.hashes)
+    windows = pack(loaded.tokenizer, texts, context=loaded.windows.context, max_tokens=budget, exclude=apart)
+    probe = fit_probe(loaded.model, windows, reference, progress=show)
+    folder = args.out if args.out.is_dir() else args.out.parent
+    about = {"weights_sha256": loaded.checkpoint.digest, "data_sha256": windows.digest}
+    save_probe(folder / "probe.safetensors", probe, about=about)
+    return probe
+
+
 def _sample(
-    args: argparse.Namespace, loaded: Loaded, windows: Windows, reference: int, signal: Policy, show: Show
+    loaded: Loaded, windows: Windows, reference: int, signal: Policy, probe: Probe | None, show: Show
 ) -> Sample:
     advance = counter(show, f"tracing to depth {reference}", windows.num_tokens)
-    found = trace(loaded.model, windows, max_depth=reference, signals=[signal.signal or ""],
-                  probe=loaded.checkpoint.probe(), progress=advance)  # fmt: skip
+    found = trace(loaded.model, windows, max_depth=reference, signals=[signal.signal or ""], probe=probe,
+                  progress=advance)  # fmt: skip
     return Sample(windows=windows, found=found, reference=reference)
+
+
+def _label(source: str) -> str:
+    """A text's name without its folders: a tiers file travels."""
+    return Path(source).name if "/" in source and not source.startswith("hub:") else source
 
 
 def _signal(text: str) -> Policy:

@@ -8,6 +8,7 @@ from loopwise.model.cost import Cost
 from loopwise.model.kv_layout import LAYOUTS
 
 EXAMPLE = "loopwise info tiny"
+TIER = ("name", "policy", "mean_depth", "loss_increase", "bound", "confidence")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +40,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "bound_reference_depth": top,
         "bound_at": {f"{m:g}": cost.bound(m, top) for m in _means(top)},
         "sha256": checkpoint.digest,
+        "tiers": [{name: entry.get(name) for name in TIER} for entry in (checkpoint.tiers or {"tiers": []})["tiers"]],
     }
 
 
@@ -63,4 +65,8 @@ def card(result: dict[str, Any]) -> str:
         f"  bound       speed-up over depth {result['bound_reference_depth']} at a mean depth of "
         + ", ".join(f"{m}: {x:.2f}x" for m, x in result["bound_at"].items()),
     ]
+    for tier in result["tiers"]:
+        known = tier["mean_depth"] is not None and tier["bound"] is not None
+        says = f", mean depth {tier['mean_depth']:.2f}, loses at most {tier['bound']:g}" if known else ""
+        lines.append(f"  tier        {tier['name']}: {tier['policy']}{says}")
     return "\n".join(lines)

@@ -26,7 +26,9 @@ EXAMPLE = "loopwise score tiny --text book.txt --policy 'rel_change<0.05,max=8' 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare arguments."""
     configure_text(parser, tokens="all")
-    parser.add_argument("--policy", help="exit policy (default: uniform depth at the training mean)")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--policy", help="exit policy (default: uniform depth at the training mean)")
+    how.add_argument("--tier", help="a tier of the checkpoint's tiers.json")
     parser.add_argument("--mode", choices=get_args(Mode), default="replay", help="replay: context keeps full depth; live: decode")  # fmt: skip  # noqa: E501
     parser.add_argument("--layout", default="depth_indexed", help="KV layout of live decoding: " + ", ".join(LAYOUTS))
 
@@ -39,6 +41,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     loaded = load(args)
     config = loaded.checkpoint.config
     mean = max(1, min(config.max_depth, round(config.mean_depth)))
+    if args.tier:
+        policy = loaded.checkpoint.tier(args.tier).policy
     bound = (policy or Policy.parse(f"depth={mean}")).bind(config.max_depth)
     with watching(args) as show:
         advance = counter(show, f"scoring under {bound}", loaded.windows.num_tokens)

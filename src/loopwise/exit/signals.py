@@ -81,4 +81,5 @@ def require(policy: object, signal: Signal | None, probe: Probe | None) -> None:
         return
     lacking = list(signal.tensors) if probe is None else probe.lacks(signal.tensors)
     what = "has no probe.safetensors" if probe is None else f"has a probe.safetensors without '{lacking[0]}'"
-    raise InputError(f"policy '{policy}': this checkpoint {what}: choose another signal, or loopwise calibrate --fit")
+    remedy = "choose another signal, or loopwise calibrate --fit-text"
+    raise InputError(f"policy '{policy}': this checkpoint {what}: {remedy}")
