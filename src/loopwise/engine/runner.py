@@ -53,7 +53,7 @@ class Runner:
         self.pieces = PagedPieces(pool, c.num_heads, c.kv_heads)
         self.prefill_kind = Kind.of(prefill)
         self.kinds: list[Kind | None] = [None] * places
-        self.accelerated = 0  # rows whose signal looks two states back
+        self.looks_back = False  # whether any row's signal looks two states back
         self.readouts = 0  # coda rows, checks included
         self.passes = 0
         self.prompt_passes = 0
@@ -67,6 +67,7 @@ class Runner:
         rows.table[place, : len(blocks)] = torch.tensor(blocks, device=self.device)
         rows.deepest[place] = kind.rule.max_depth
         self.kinds[place] = kind
+        self.looks_back = any(k is not None and k.signal is not None and k.signal.states > 1 for k in self.kinds)
 
     @torch.inference_mode()
     def core(self, places: list[int]) -> list[bool]:
@@ -77,10 +78,11 @@ class Runner:
         ctx = self.ctx.at(positions, table, self.pool.plane(depth), rows.turn.index_select(1, index))
         before = rows.state.index_select(0, index)
         state = self.model.core(before, rows.e.index_select(0, index), ctx)
-        rows.depth[index] = depth
+        rows.depth.index_copy_(0, index, depth)
         leave = self._decide(places, index, depth, before, state)
-        rows.prev[index] = before
-        rows.state[index] = state
+        if self.looks_back:
+            rows.prev.index_copy_(0, index, before)
+        rows.state.index_copy_(0, index, state)
         self.passes += len(places)
         return leave
 
@@ -100,19 +102,17 @@ class Runner:
         return leave.tolist()
 
     def _step(self, kind: Kind, index: Tensor, depth: Tensor, before: Tensor, state: Tensor) -> Tensor:
-        rows, value = self.rows, None
-        carry = rows.carry.index_select(0, index)
-        if kind.recorded:
-            value = rows.limit.index_select(0, index)
-        elif kind.signal:
-            if kind.signal.readouts:
-                value = self._read_and_compare(kind, index, depth, before, state)
-            else:
-                look = Look(state, before, rows.prev.index_select(0, index) if kind.signal.states > 1 else None)
-                value = kind.signal.value(look, depth, self.probe)
-            rows.seen[index] = value
-        leave, carry = kind.rule.step(value, depth, carry)
-        rows.carry[index] = carry
+        rows = self.rows
+        if kind.signal is None:  # these rules have no carry
+            return kind.rule.step(rows.limit.index_select(0, index) if kind.recorded else None, depth, depth).leave
+        if kind.signal.readouts:
+            value = self._read_and_compare(kind, index, depth, before, state)
+        else:
+            look = Look(state, before, rows.prev.index_select(0, index) if kind.signal.states > 1 else None)
+            value = kind.signal.value(look, depth, self.probe)
+        rows.seen.index_copy_(0, index, value)
+        leave, carry = kind.rule.step(value, depth, rows.carry.index_select(0, index))
+        rows.carry.index_copy_(0, index, carry)
         return leave
 
     def _read_and_compare(self, kind: Kind, index: Tensor, depth: Tensor, before: Tensor, state: Tensor) -> Tensor:
@@ -155,13 +155,15 @@ class Runner:
         """Prelude of the next token of each of these rows; `limits` are recorded depths to play back."""
         rows, index = self.rows, self._index(places)
         positions = rows.positions.index_select(0, index).add_(1)
-        rows.positions[index] = positions
-        rows.depth[index], rows.carry[index] = 0, 0
+        rows.positions.index_copy_(0, index, positions)
+        rows.depth.index_fill_(0, index, 0)
+        rows.carry.index_fill_(0, index, 0)
         ctx = self.ctx.at(positions, rows.table.index_select(0, index), None, None)
         e = self.model.prelude(tokens, ctx)
         state = self.model.init_state(e, ctx)
-        rows.e[index], rows.state[index], rows.prev[index] = e, state, state
-        rows.turn[:, index] = ctx.turn
+        for buffer, value in ((rows.e, e), (rows.state, state), (rows.prev, state)):
+            buffer.index_copy_(0, index, value)
+        rows.turn.index_copy_(1, index, ctx.turn)
         if limits is not None:
             rows.limit[index] = torch.tensor(limits, device=self.device)
 

@@ -106,19 +106,20 @@ class EngineArm:
 class BareArm:
     """A loop of model calls on one batch, every row at the same depth: no planner, no rows that come and go.
 
-    `criterion` makes it the masked harness of the study: every pass is computed for every row, after each the signal is
-    read, and rows that would have left keep their state. A recorded schedule costs nothing to read."""
+    Positions run through `span` again and again. `criterion` makes it the masked harness of the study: every pass is
+    computed for every row, after each the signal is read, and rows that would have left keep their state. A recorded
+    schedule costs nothing to read."""
 
     def __init__(
-        self, name: str, model: RecurrentLM, pool: KVPool, rows: int, start: int, depth: int, criterion: Policy | None
+        self, name: str, model: RecurrentLM, pool: KVPool, rows: int, span: range, depth: int, criterion: Policy | None
     ) -> None:
         self.name, self.model, self.pool, self.depth, self.criterion = name, model, pool, depth, criterion
         c = model.config
         per_row = pool.blocks // rows
         self.device = pool.keys[0].device
         self.table = torch.arange(rows * per_row, device=self.device).view(rows, per_row)
-        self.start, self.length = start, per_row * pool.size
-        self.positions = torch.full((rows,), start, device=self.device)
+        self.span = range(span.start, min(span.stop, per_row * pool.size))
+        self.positions = torch.full((rows,), span.start, device=self.device)
         self.tokens = torch.arange(rows, device=self.device) % c.vocab_size
         self.ctx = PagedRows(pool, c.num_heads, c.kv_heads)
 
@@ -133,7 +134,8 @@ class BareArm:
 
     def _token(self) -> None:
         model, ctx = self.model, self.ctx
-        self.positions = torch.where(self.positions + 1 < self.length, self.positions + 1, self.start)
+        following = self.positions + 1
+        self.positions = torch.where(following < self.span.stop, following, self.span.start)
         e = model.prelude(self.tokens, ctx.at(self.positions, self.table, None, None))
         state, turn = model.init_state(e, ctx), ctx.turn
         live = torch.ones(len(e), dtype=torch.bool, device=self.device)

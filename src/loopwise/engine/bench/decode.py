@@ -123,9 +123,10 @@ def bench_replay(shape: ModelConfig, args: argparse.Namespace) -> dict[str, Any]
     engines = {name: _replaying(model, args, much, options) for name, options in kinds.items()}
     _share_memory(list(engines.values()), args.layout, much)
     pool = engines["refill"].runner.pool
+    span = range(much.prompt, much.prompt + much.new)
     arms: list[Arm] = [
-        BareArm("bare", model, pool, rows, much.prompt, schedule.DEEPEST, None),
-        BareArm("masked", model, pool, rows, much.prompt, schedule.DEEPEST, Policy(max_depth=schedule.DEEPEST)),
+        BareArm("bare", model, pool, rows, span, schedule.DEEPEST, None),
+        BareArm("masked", model, pool, rows, span, schedule.DEEPEST, Policy(max_depth=schedule.DEEPEST)),
         *(EngineArm(name, engine, _requests(name, shape, much)) for name, engine in engines.items()),
     ]
     timed = interleave(arms, much.tokens, much.repeats)
@@ -199,9 +200,10 @@ def bench_real(args: argparse.Namespace) -> dict[str, Any]:
         "refill": LLM(model, policy=args.policy, **options).engine,
     }
     pool = engines["refill"].runner.pool
+    span = range(much.prompt, much.prompt + much.new)
     arms: list[Arm] = [
-        BareArm("bare", model, pool, rows, much.prompt, deepest, None),
-        BareArm("masked", model, pool, rows, much.prompt, deepest, Policy.parse(args.criterion)),
+        BareArm("bare", model, pool, rows, span, deepest, None),
+        BareArm("masked", model, pool, rows, span, deepest, Policy.parse(args.criterion)),
         *(EngineArm(name, engine, _continuing(prompts, much)) for name, engine in engines.items()),
     ]
     timed = interleave(arms, much.tokens, much.repeats)
