@@ -146,7 +146,9 @@ class Engine:
         self._sequences[name] = {}
         for index in range(params.n):
             job = Job(name=name, prompt=request.prompt, positions=positions, priority=request.priority, start=start)
-            sequence = Sequence(request, name, index, seed + index, kind, job).speak(self.tokenizer, eos)
+            sequence = Sequence(request, name, index, seed + index, kind, job).speak(
+                self.tokenizer, eos, self.model.config.vocab_size
+            )
             self._sequences[name][index] = self._by_job[job] = sequence
             self.planner.add(job)
         self.totals.requests += 1

@@ -7,24 +7,25 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from loopwise.engine.request import Alternatives, Mask
+from loopwise.engine.request import Alternatives
 from loopwise.sampling import SamplingParams, penalise, sample, uniform
 
 
 class Ask(NamedTuple):
-    """What one row wants: its parameters, seed, prompt, output so far, mask, and a token forced on it (or -1)."""
+    """What one row wants: its parameters, seed, prompt, output so far, the tokens allowed (None: all), and a token
+    forced on it (or -1)."""
 
     params: SamplingParams
     seed: int
     prompt: Sequence[int]
     output: list[int]
-    mask: Mask | None
+    allowed: Tensor | None
     forced: int
 
 
 def choose(logits: Float[Tensor, "rows vocab"], asks: Sequence[Ask]) -> Int[Tensor, "rows"]:
     """One token per row. All-greedy rows without adjustments cost one argmax. A mask that allows nothing allows all."""
-    touched = [n for n, a in enumerate(asks) if a.mask is not None or a.params.penalised or a.params.logit_bias]
+    touched = [n for n, a in enumerate(asks) if a.allowed is not None or a.params.penalised or a.params.logit_bias]
     if touched:
         logits = logits.clone()
         for number in touched:
@@ -43,9 +44,8 @@ def choose(logits: Float[Tensor, "rows vocab"], asks: Sequence[Ask]) -> Int[Tens
 def _adjust(row: Float[Tensor, "vocab"], ask: Ask) -> Float[Tensor, "vocab"]:
     if not ask.params.plain:
         row = penalise(row, ask.params, ask.prompt, ask.output)
-    allowed = ask.mask(ask.output) if ask.mask else None
-    if allowed is not None and bool(allowed.any()):
-        row = row.masked_fill(~allowed.to(row.device), -torch.inf)
+    if ask.allowed is not None and bool(ask.allowed.any()):
+        row = row.masked_fill(~ask.allowed.to(row.device), -torch.inf)
     return row
 
 

@@ -3,6 +3,8 @@
 from functools import lru_cache
 from typing import NamedTuple
 
+from torch import Tensor
+
 from loopwise.data.detokenizer import Detokenizer
 from loopwise.data.tokenizer import Tokenizer
 from loopwise.engine.job import Job
@@ -36,9 +38,11 @@ class Sequence:
         self._text = Text(request.params)
         self._detokenizer: Detokenizer | None = None
         self._eos: int | None = None
+        self._failed, self._vocab = "", 0
 
-    def speak(self, tokenizer: Tokenizer | None, eos: int | None) -> "Sequence":
-        """Give it a tokenizer, and the token that ends texts unless its parameters ignore it."""
+    def speak(self, tokenizer: Tokenizer | None, eos: int | None, vocab: int) -> "Sequence":
+        """Give it a tokenizer, the token that ends texts unless its parameters ignore it, and the vocabulary's size."""
+        self._vocab = vocab
         self._detokenizer = Detokenizer(tokenizer) if tokenizer else None
         self._eos = None if self.params.ignore_eos else eos
         return self
@@ -58,7 +62,20 @@ class Sequence:
         """What the sampler needs to know."""
         forced = self.request.forced
         token = forced[len(self.output)] if forced is not None else -1
-        return Ask(self.params, self.seed, self.request.prompt, self.output, self.request.mask, token)
+        return Ask(self.params, self.seed, self.request.prompt, self.output, self._allowed(), token)
+
+    def _allowed(self) -> Tensor | None:
+        """What the request's mask allows. A mask that fails ends its own request, not the engine."""
+        if self.request.mask is None:
+            return None
+        try:
+            allowed = self.request.mask(self.output)
+            if allowed is not None and allowed.shape != (self._vocab,):
+                raise ValueError(f"shape {list(allowed.shape)} where [{self._vocab}] is needed")
+        except Exception as error:  # it is the caller's code
+            self._failed = f"mask failed: {type(error).__name__}: {error}"
+            return None
+        return allowed
 
     def push(self, made: Made) -> Event:
         """Take a token: detokenise it, look for an end, say what became certain."""
@@ -73,7 +90,9 @@ class Sequence:
                 last = self._text.stopped
         if eligible and (made.token in params.stop_ids or made.token == self._eos):
             last = made.token if last is None else last
-        if last is not None:
+        if self._failed:
+            self.finish, self.stop_reason = "error", self._failed
+        elif last is not None:
             self.finish, self.stop_reason = "stop", last
         elif count >= params.max_tokens:
             self.finish = "length"

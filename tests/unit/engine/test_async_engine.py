@@ -4,6 +4,7 @@ import asyncio
 import gc
 
 import pytest
+import torch
 
 from loopwise.config import InputError
 from loopwise.engine.async_engine import AsyncEngine, EngineFault
@@ -147,15 +148,47 @@ def test_stopping_ends_open_streams_with_an_error(small):
     assert events[-1].finish == "error" and "stopped" in events[-1].stop_reason
 
 
-def test_a_fault_ends_every_stream_and_later_calls_say_why(small, caplog):
+def test_a_mask_that_fails_ends_its_own_request(small):
     def explode(output):
         raise ValueError("no such grammar")
 
+    def misshapen(output):
+        return torch.ones(3, dtype=torch.bool)
+
     async def scenario(server):
-        healthy = server.submit(request(1, tokens=60))
-        broken = server.submit(Request(prompt=[1, 2], params=SamplingParams(max_tokens=9), mask=explode))
-        found = await asyncio.gather(read(healthy), read(broken))
-        with pytest.raises(EngineFault, match="no such grammar"):
+        healthy = server.submit(request(1, tokens=20))
+        params = SamplingParams(max_tokens=9)
+        broken = [server.submit(Request(prompt=[1, 2], params=params, mask=mask)) for mask in (explode, misshapen)]
+        return await asyncio.gather(read(healthy), *map(read, broken))
+
+    server, (healthy, *broken) = serve(small, scenario)
+    assert healthy[-1].finish == "length" and idle(server)
+    assert [events[-1].finish for events in broken] == ["error", "error"]
+    assert "no such grammar" in broken[0][-1].stop_reason and "61" in broken[1][-1].stop_reason
+
+
+def test_masks_say_which_tokens_may_follow(small):
+    def even(output):
+        return torch.arange(61) % 2 == len(output) % 2
+
+    async def scenario(server):
+        params = SamplingParams(max_tokens=8)
+        return await read(server.submit(Request(prompt=[1, 2], params=params, mask=even)))
+
+    _, events = serve(small, scenario)
+    assert [event.token % 2 for event in events] == [0, 1] * 4
+
+
+def test_a_fault_ends_every_stream_and_later_calls_say_why(small, caplog):
+    async def scenario(server):
+        streams = [server.submit(request(i, tokens=60)) for i in range(2)]
+
+        def explode(places):
+            raise ValueError("no such device")
+
+        server.engine.runner.coda = explode
+        found = await asyncio.gather(*map(read, streams))
+        with pytest.raises(EngineFault, match="no such device"):
             server.submit(request(2))
         await server.drain()
         return found
