@@ -97,7 +97,7 @@ class Engine:
             places=self.places,
             max_rows=config.max_rows,
             block_size=size,
-            min_turn=max(1, config.max_rows // 2) if config.min_turn is None else config.min_turn,
+            min_turn=config.max_rows if config.min_turn is None else config.min_turn,
             chunk=config.chunk,
             prefill_tokens=config.prefill_tokens,
             granule=granule if config.prefix_cache else 0,

@@ -136,7 +136,7 @@ def bench_replay(shape: ModelConfig, args: argparse.Namespace) -> dict[str, Any]
 
 
 def _replaying(model: RecurrentLM, args: argparse.Namespace, much: Size, options: dict[str, Any]) -> Engine:
-    places, width = options.get("places", args.rows * 3 // 2), model.config.width
+    places, width = options.get("places", args.rows * 2), model.config.width
     config = EngineConfig(
         policy=f"depth={schedule.DEEPEST}", max_depth=schedule.DEEPEST, layout=args.layout, max_rows=args.rows,
         context=much.prompt + much.new, kv_tokens=places * -(-(much.prompt + much.new) // width) * width,
