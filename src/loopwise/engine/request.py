@@ -24,7 +24,7 @@ class EngineConfig:
     model's). `kv_tokens` positions of KV memory (None: `places` contexts, but at most about 1 GiB). `chunk` cuts
     prompts into pieces (0: whole), `prefill_tokens` bounds the prompt tokens of a launch. `min_turn` rows are
     collected for coda, head and prelude, or half of those in progress (None: `max_rows`). `static` admits requests only
-    when nothing runs and `lockstep` starts next tokens only when every row has left the core: the benchmarks' baselines.
+    when nothing runs and `lockstep` starts next tokens only when every row has left the core: baselines for benchmarks.
     """
 
     policy: str | Policy | None = None
