@@ -6,6 +6,7 @@ net FLOPs, and the wall time of decoding the same windows side by side with the 
 """
 
 import argparse
+import dataclasses
 import time
 from pathlib import Path
 from statistics import median
@@ -15,14 +16,24 @@ import numpy as np
 from scipy.stats import rankdata
 
 from loopwise import hardware, records
-from loopwise.calibrate.families import LIVE, PREDICTED, families, predicted
+from loopwise.calibrate.families import (
+    CANDIDATES,
+    GRID,
+    LIVE,
+    PREDICTED,
+    below,
+    candidate_kl,
+    families,
+    predicted,
+)
 from loopwise.calibrate.fit import fit_probe
+from loopwise.calibrate.net import net
 from loopwise.checkpoint.native import open_checkpoint
 from loopwise.config import InputError, ModelConfig
 from loopwise.data.text import documents
 from loopwise.data.tokenizer import Tokenizer
 from loopwise.exit.policy import Policy
-from loopwise.exit.signals import SIGNALS, Probe
+from loopwise.exit.signals import Probe
 from loopwise.measure.allocate import spread
 from loopwise.measure.frontier import Entry, Ground, matched
 from loopwise.measure.live import live
@@ -32,8 +43,8 @@ from loopwise.measure.windows import Windows, pack
 from loopwise.model.cost import Cost
 from loopwise.model.recurrent import RecurrentLM
 
-STUDY_DEPTHS = (4.94, 8)  # mean loops of A1 and the reference, as the study reports them
 SHAPE = "base-135m"
+UNPRICED = Policy.parse("rel_change<1,max=32")  # stands for exits that no policy string describes
 KEPT = (
     "threshold", "policy", "mean_depth", "saving", "saving_ci", "saving_vs_best_fixed", "saving_vs_best_fixed_ci",
     "cost_ratio", "cost_ratio_ci", "compute_saving", "cost_ratio_vs_best_fixed", "agreement",
@@ -113,16 +124,19 @@ def _arena(args: argparse.Namespace, name: str, label: str, sources: list[str]) 
     reference = max(3, min(config.max_depth, round(max(config.mean_depth, 8))))
     tokenizer = Tokenizer.load(checkpoint.tokenizer_path)
     windows = pack(tokenizer, documents(sources), context=config.context, max_tokens=args.tokens)
-    training = pack(tokenizer, documents(args.fit_text.split("+")), context=config.context, max_tokens=args.fit_tokens,
-                    exclude=frozenset(windows.hashes))  # fmt: skip
-    probe = fit_probe(model, training, reference, progress=lambda what, share: None)
     path = args.traces / f"{checkpoint.digest[:12]}-{windows.digest[:12]}.npz" if args.traces else None
-    if path and path.is_file():
-        found = load_trace(path)
-    else:
-        found = trace(model, windows, max_depth=reference, probe=probe)
-        if path:
-            save_trace(path, found, vocab_size=config.vocab_size)
+    kept = path is not None and path.is_file()
+    probe = Probe()
+    if args.live_tokens or not kept:
+        training = pack(tokenizer, documents(args.fit_text.split("+")), context=config.context,
+                        max_tokens=args.fit_tokens, exclude=frozenset(windows.hashes))  # fmt: skip
+        probe = fit_probe(model, training, reference, progress=lambda what, share: None)
+    found = load_trace(path) if path and kept else trace(model, windows, max_depth=reference, probe=probe)
+    if path and not kept:
+        save_trace(path, found, vocab_size=config.vocab_size)
+    if CANDIDATES not in found.columns:
+        columns = {**found.columns, CANDIDATES: candidate_kl(model, windows, reference)}
+        found = dataclasses.replace(found, columns=columns)
     ground = Ground.of(found, Cost.of(config), reference=reference, tolerance=args.tolerance, draws=1000, seed=0)
     about = {
         "checkpoint": checkpoint.name,
@@ -144,9 +158,13 @@ def table(arena: Arena, args: argparse.Namespace) -> dict[str, Any]:
     swept = families(arena.found, reference)
     entries = {n: [Entry(t, p, replay(arena.found, p)) for t, p in family] for n, family in swept.items()}
     rows = [_row(name, "replay", ground, found) for name, found in entries.items()]
-    rows.append(_row(PREDICTED, "replay", ground, _predicted(arena)))
+    only = {PREDICTED: _predicted(arena), CANDIDATES: _candidates(arena)}
+    rows += [_row(name, "replay", ground, found) for name, found in only.items()]
+    for row in rows[-len(only) :]:
+        for name in ("policy", "cost_ratio", "cost_ratio_ci", "compute_saving", "cost_ratio_vs_best_fixed"):
+            (row["matched"] or {}).pop(name, None)  # their checks are none that a policy makes: see `net`
     best = int(ground.best_fixed(ground.whole, ground.tolerance).index[0]) + 1
-    _agree(rows, entries | {PREDICTED: _predicted(arena)}, "kl")
+    _agree(rows, entries | only, "kl")
     if args.live_tokens:
         rows += _live_rows(arena, entries, args)
     return {
@@ -160,9 +178,15 @@ def table(arena: Arena, args: argparse.Namespace) -> dict[str, Any]:
 
 def _predicted(arena: Arena) -> list[Entry]:
     last = arena.ground.reference
-    grid = threshold_grid(arena.found, "rel_change", size=32, last=last, first=2)
-    cost = Policy.parse(f"rel_change<1,max={last}")  # its FLOPs: a check at each pass, a little too many
-    return [Entry(t, cost, predicted(arena.found, t, last)) for t in grid if t > 0]
+    grid = threshold_grid(arena.found, "rel_change", size=GRID, last=last, first=2)
+    return [Entry(t, UNPRICED, predicted(arena.found, t, last)) for t in grid if t > 0]
+
+
+def _candidates(arena: Arena) -> list[Entry]:
+    last = arena.ground.reference
+    values = arena.found.columns[CANDIDATES][1 : last - 1]
+    grid = np.quantile(values, np.linspace(0, 1, GRID))
+    return [Entry(float(t), UNPRICED, below(arena.found, CANDIDATES, float(t), last)) for t in grid]
 
 
 def _row(name: str, mode: str, ground: Ground, entries: list[Entry]) -> dict[str, Any]:
@@ -196,7 +220,7 @@ def _agree(rows: list[dict[str, Any]], entries: dict[str, list[Entry]], a1: str)
 
 
 def _live_rows(arena: Arena, replayed: dict[str, list[Entry]], args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The families of `LIVE` decoded, each at every other threshold until the loosest that matches is found."""
+    """The families of `LIVE` decoded, on every fourth threshold, until the loosest that matches is found."""
     chosen = spread(arena.windows, args.live_tokens)
     rows_of = np.flatnonzero(np.isin(arena.found.index["window"], chosen))
     part = arena._replace(windows=arena.windows.take(chosen), found=arena.found.rows(rows_of))
@@ -206,7 +230,7 @@ def _live_rows(arena: Arena, replayed: dict[str, list[Entry]], args: argparse.Na
     for name in ["A0", *LIVE]:
         if name not in replayed:
             continue
-        entries = replayed[name] if name == "A0" else replayed[name][::2]
+        entries = replayed[name] if name == "A0" else replayed[name][::4]
         here = [e._replace(outcome=type(e.outcome)(*(c[rows_of] for c in e.outcome))) for e in entries]
         # Uniform depth on exact KV is the same live and in replay (a test says so).
         done[name] = here if name == "A0" else _decoded(part, ground, here)
@@ -258,27 +282,3 @@ def _time(part: Arena, ground: Ground, rows: list[dict[str, Any]], args: argpars
                 "ratio_vs_best_fixed": middle[row["name"]] / middle["best"],
                 "rows": len(timed.ids),
             }
-
-
-def net(shape: ModelConfig, *, keys: float = 0.0) -> list[dict[str, Any]]:
-    """Speed-up in FLOPs on a shape at the study's mean depth with each signal checked after every pass that needs it,
-    and how much of the bound (checks free) it keeps."""
-    cost, (mean, top) = Cost.of(shape), STUDY_DEPTHS
-    whole, bound = cost.flops(top, keys=keys), cost.bound(mean, top, keys=keys)
-    found = []
-    for signal in SIGNALS.values():
-        checks = mean - signal.first_depth + 1
-        readouts = mean if signal.readouts == 2 else mean - signal.first_depth + 1 if signal.readouts else 1.0
-        check = signal.flops(shape.d_model, shape.vocab_size)
-        speedup = whole / cost.flops(mean, keys=keys, readouts=readouts, check_flops=checks * check)
-        found.append({
-            "signal": signal.name,
-            "cost": signal.cost,
-            "check_of_core_pass": (check + (cost.readout if signal.readouts else 0)) / cost.per_pass,
-            "speedup": speedup,
-            "bound": bound,
-            "of_bound": speedup / bound,
-            "saving": 1 - 1 / speedup,
-            "saving_of_bound": (1 - 1 / speedup) / (1 - 1 / bound),
-        })  # fmt: skip
-    return found

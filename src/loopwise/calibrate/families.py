@@ -3,13 +3,19 @@
 import dataclasses
 
 import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from loopwise.exit.policy import Policy
-from loopwise.exit.signals import SIGNALS
+from loopwise.exit.signals import SIGNALS, kl
 from loopwise.measure.replay import Outcome, replay, threshold_grid
-from loopwise.measure.trace import Trace
+from loopwise.measure.trace import Trace, passes
+from loopwise.measure.windows import Windows
+from loopwise.model.recurrent import RecurrentLM
 
-GRID = 32
+GRID = 128
+BATCH_TOKENS = 2048
 SIGNAL_NAMES = tuple(SIGNALS)
 # Schedules of the shipped signal and of A1: where a check is made, and when its answer is used.
 SCHEDULES = {
@@ -24,6 +30,8 @@ SCHEDULES = {
 }
 BY_DEPTH = "rel_change by depth"
 PREDICTED = "rel_change predicted"
+CANDIDATES = "kl of candidates"
+NUM_CANDIDATES = 64
 # Decoded too, not only replayed.
 LIVE = (*SIGNAL_NAMES, BY_DEPTH, "rel_change from 3", "rel_change every 2", "rel_change lag 1")
 
@@ -62,14 +70,41 @@ def predicted(found: Trace, threshold: float, last: int) -> Outcome:
     rate = np.clip(three / np.maximum(two, 1e-12), 1e-6, 0.98)
     more = np.ceil(np.log(np.maximum(threshold, 1e-12) / np.maximum(three, 1e-12)) / np.log(rate))
     depth = np.where(two < threshold, 2, np.clip(3 + np.maximum(more, 0), 3, last)).astype(np.int64)
+    return at_depths(found, depth, last)._replace(checks=np.minimum(depth - 1, 2))
+
+
+def below(found: Trace, column: str, threshold: float, last: int) -> Outcome:
+    """Exit at the first depth from 2 on at which a column of the trace that is no signal is below the threshold."""
+    under = found.columns[column][1 : last - 1] < threshold
+    depth = np.where(under.any(0), under.argmax(0) + 2, last).astype(np.int64)
+    return at_depths(found, depth, last)
+
+
+def at_depths(found: Trace, depth: np.ndarray, last: int) -> Outcome:
+    """What tokens lose if they leave at these depths."""
     token = np.arange(found.num_tokens)
-    base = replay(found, Policy.parse(f"depth={last}"))
-    return base._replace(
-        nll=found.columns["nll"][depth - 1, token],
-        top1=found.columns["top1"][depth - 1, token],
-        depth=depth,
-        checks=np.minimum(depth - 1, 2),
+    return replay(found, Policy.parse(f"depth={last}"))._replace(
+        nll=found.columns["nll"][depth - 1, token], top1=found.columns["top1"][depth - 1, token], depth=depth
     )
+
+
+@torch.inference_mode()
+def candidate_kl(model: RecurrentLM, windows: Windows, last: int) -> Float[np.ndarray, "depth tokens"]:
+    """KL between successive readouts over the `NUM_CANDIDATES` likeliest tokens after pass 1 alone, renormalised: the
+    head is read in 64 rows, but the coda has to run at every check."""
+    found = np.full((last, windows.num_tokens), np.nan, dtype=np.float32)
+    for batch in windows.batches(BATCH_TOKENS, model.embedding.weight.device):
+        chosen: Tensor | None = None
+        before: Tensor | None = None
+        for depth, state, _, _, ctx in passes(model, batch.tokens, last):
+            logits = model.logits(model.hidden(state, ctx)[batch.valid])
+            if chosen is None:
+                chosen = logits.topk(min(NUM_CANDIDATES, logits.shape[-1]), dim=-1).indices
+            now = logits.gather(1, chosen).log_softmax(-1)
+            if before is not None:
+                found[depth - 1, batch.rows] = kl(now, before).cpu().numpy()
+            before = now
+    return found
 
 
 def families(found: Trace, last: int) -> dict[str, Family]:

@@ -3,7 +3,7 @@
 import pytest
 
 from loopwise.calibrate.bench import bench_signal
-from loopwise.calibrate.compare import net
+from loopwise.calibrate.net import net
 from loopwise.config import InputError
 from loopwise.exit.signals import SIGNALS
 from loopwise.recipes.catalog import recipe
