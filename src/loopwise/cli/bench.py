@@ -53,6 +53,11 @@ BENCHES: dict[str, Bench] = {
         "the engine against static, token-level, no-refill and masked decoding, and transformers",
         lambda module, args: module.bench_decode(_shape(args), args),
     ),
+    "serve": Bench(
+        "loopwise.serve.bench",
+        "a server under load with cancels, slow readers and nonsense; throughput and latency by tier",
+        lambda module, args: module.bench_serve(args),
+    ),
     "prefill": Bench(
         "loopwise.engine.bench.prefill",
         "per-token exit in prompts, and time to first token with a shared prefix",
