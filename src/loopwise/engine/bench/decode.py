@@ -60,7 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rows", type=int, default=32, metavar="N", help="rows of a launch in replay (default 32)")
     parser.add_argument("--real-rows", type=int, default=64, metavar="N", help="rows of a launch in real (default 64)")
-    parser.add_argument("--policy", default="rel_change<0.371,max=8", help="live policy of the part real")
+    parser.add_argument("--policy", default="rel_change<0.236,max=8", help="live policy of the part real")
     parser.add_argument("--criterion", default="kl<0.192,max=8", help="criterion of the masked harness in real")
     parser.add_argument("--part", action="append", choices=PARTS, help="run only this part (repeatable)")
     parser.add_argument("--layout", default="depth_indexed", help="KV layout (default depth_indexed)")

@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint", default="tiny", metavar="CKPT", help="checkpoint with real exits (default tiny)"
     )
-    parser.add_argument("--policy", default="rel_change<0.371,max=8", help="live prefill policy of the part real")
+    parser.add_argument("--policy", default="rel_change<0.236,max=8", help="live prefill policy of the part real")
     parser.add_argument("--part", action="append", choices=PARTS, help="run only this part (repeatable)")
     parser.add_argument("--layout", default="depth_indexed", help="KV layout (default depth_indexed)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="OpenMP threads (default 1)")
