@@ -8,6 +8,10 @@ from typing import NamedTuple
 
 from loopwise.report.chart import Drawing
 from loopwise.report.figure import Cell, Figure
+from loopwise.report.words import percent
+from loopwise.study.book import Book
+
+DEPTH = "depth (core passes, log scale)"
 
 
 class Table(NamedTuple):
@@ -53,3 +57,13 @@ def ci(values: Sequence[float], form: str = ".3g") -> str:
     """`value` and, on a second line that is set small, its interval."""
     value, low, high = (format(v, form) for v in values)
     return f"{value}\n{low} to {high}"
+
+
+def share(values: Sequence[float]) -> str:
+    """The same for shares, in percent."""
+    return f"{percent(values[0], 1)}\n{percent(values[1], 1)} to {percent(values[2], 1)}"
+
+
+def gone(book: Book, *names: str) -> list[str]:
+    """The sentences about what is missing."""
+    return [book.missing[n] for n in names if n in book.missing]

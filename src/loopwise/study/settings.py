@@ -3,8 +3,9 @@
 import dataclasses
 from dataclasses import dataclass
 
-from loopwise.config import InputError
+from loopwise.config import InputError, nearest
 
+SECTIONS = ("elasticity", "dynamics", "depth", "allocation", "reading", "efficiency", "ceiling")
 DEPTHS = 32  # deepest pass that is looked at
 
 
@@ -18,24 +19,30 @@ class Settings:
     """
 
     quick: bool = False
-    tokens: int = 12_000
-    live_tokens: int = 4096
-    fit_tokens: int = 8192
+    tokens: int = 6144
+    live_tokens: int = 1536
+    fit_tokens: int = 6144
     draws: int = 1000
     permutations: int = 4000
-    jacobians: int = 128
-    iterations: int = 40
-    prompts: int = 12
-    new_tokens: int = 64
-    train_tokens: int = 400_000
+    jacobians: int = 64
+    iterations: int = 30
+    prompts: int = 8
+    new_tokens: int = 48
+    train_tokens: int = 160_000
     seeds: int = 2
     seed: int = 0
     tolerance: float = 0.01
+    sections: tuple[str, ...] = SECTIONS
     policies: str = "A0,kl,rel_change,accel,probe"
 
     def __post_init__(self) -> None:
         if self.tokens < 256:
             raise InputError(f"tokens is {self.tokens}: use at least 256, fewer say nothing")
+        for name in self.sections:
+            if name not in SECTIONS:
+                raise InputError(f"section '{name}' is unknown: {nearest(name, SECTIONS)}")
+        if {"reading", "efficiency"} & set(self.sections) and "allocation" not in self.sections:
+            raise InputError(f"sections '{','.join(self.sections)}' lack allocation, which reading and efficiency need")
         if self.draws < 2:
             raise InputError(f"draws is {self.draws}: use at least 2")
         if self.seeds < 1:
@@ -48,6 +55,6 @@ def quick(seed: int = 0) -> Settings:
                     jacobians=32, iterations=24, prompts=3, new_tokens=32, train_tokens=0, seed=seed)  # fmt: skip
 
 
-def with_budgets(base: Settings, **changes: int | None) -> Settings:
-    """Replace the budgets that are given."""
+def with_changes(base: Settings, **changes: int | tuple[str, ...] | None) -> Settings:
+    """Replace what is given."""
     return dataclasses.replace(base, **{name: value for name, value in changes.items() if value is not None})

@@ -10,7 +10,8 @@ from loopwise.study.book import Book
 from loopwise.study.page import page
 from loopwise.study.paper import latex, verdict_table
 from loopwise.study.published import published
-from loopwise.study.verdict import Verdict, verdicts
+from loopwise.study.rules import verdicts
+from loopwise.study.verdict import Verdict
 from loopwise.study.views import SECTIONS
 
 

@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from loopwise.cli.main import main
+from loopwise.study import judge
 from loopwise.study.published import published
+from loopwise.study.settings import SECTIONS
+
+
+@pytest.fixture(autouse=True)
+def no_judge(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(judge, "SOURCE", "package:no-such-package")
 
 
 def test_every_row_of_the_study_has_a_verdict(done: Path):
@@ -14,6 +21,14 @@ def test_every_row_of_the_study_has_a_verdict(done: Path):
     assert [v["id"] for v in found] == [row.id for row in published().rows]
     assert {v["verdict"] for v in found} <= {"agrees", "partly", "differs", "missing"}
     assert all(v["sentence"].endswith(".") for v in found)
+
+
+def test_what_is_missing_is_said_in_a_sentence(done: Path):
+    found = json.loads((done / "study.json").read_text())["missing"]
+    assert {"joint", "sweep", "engine", "judge"} <= found.keys()
+    page = (done / "report.html").read_text()
+    for text in found.values():
+        assert text.endswith(".") and text.split(" (")[0].split("'")[0] in page
 
 
 def test_a_second_run_measures_nothing(done: Path, words: list[str], capsys: pytest.CaptureFixture[str]):
@@ -38,7 +53,7 @@ def test_page_loads_nothing_and_ids_are_unique(done: Path):
     assert "http://" not in page.replace("http://www.w3.org/2000/svg", "") and "https://" not in page
     ids = [part.split('"')[0] for part in page.split(' id="')[1:]]
     assert len(ids) == len(set(ids))
-    for name in ("elasticity", "dynamics", "depth", "allocation"):
+    for name in SECTIONS:
         assert f'id="{name}"' in page
 
 
