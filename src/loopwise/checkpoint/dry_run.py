@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from loopwise.checkpoint.foreign import Plan, find, make_plan, open_foreign
+from loopwise.checkpoint.foreign import Plan, find, make_plan, open_foreign, read_config
 from loopwise.checkpoint.native import expected_shapes
-from loopwise.checkpoint.tensors import DTYPES, INDEX, SINGLE, Held
-from loopwise.records import read_json
+from loopwise.checkpoint.tensors import DTYPES, INDEX, Held
 
 BYTES_PER_S = 300e6  # assumed: a plain disk, each byte read once and written once
 CODE_OF = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -14,8 +13,8 @@ CODE_OF = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 def plan_on_paper(name: str) -> Plan:
     """The plan of an import; weights may be absent, then it follows from `config.json` alone."""
     folder = find(name)
-    if folder.is_dir() and not (folder / SINGLE).is_file() and not (folder / INDEX).is_file():
-        return make_plan(read_json(folder / "config.json"), Held({}))
+    if folder.is_dir() and not (folder / INDEX).is_file() and not list(folder.glob("*.safetensors")):
+        return make_plan(read_config(folder), Held({}))
     return open_foreign(name).plan
 
 

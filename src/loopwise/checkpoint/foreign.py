@@ -16,7 +16,7 @@ from torch import Tensor
 from loopwise.checkpoint import gguf
 from loopwise.checkpoint.families import FAMILIES, Entry, Family
 from loopwise.checkpoint.native import Checkpoint, build, expected_shapes, fetch, replace_folder
-from loopwise.checkpoint.tensors import CODES, DTYPES, Facts, Folder, Held, Tensors, write_shards, write_stream
+from loopwise.checkpoint.tensors import CODES, DTYPES, Facts, Folder, Held, Renamed, Tensors, write_shards, write_stream
 from loopwise.checkpoint.transforms import TRANSFORMS
 from loopwise.config import InputError, ModelConfig
 from loopwise.model.layers import Rotary
@@ -35,6 +35,7 @@ COMPANIONS = (
     "added_tokens.json",
 )
 SOURCE, KEPT = "source.json", "source.safetensors"
+COMPILED = "_orig_mod."  # torch.compile puts this before every name of a state dict
 MAX_LISTED = 5
 
 
@@ -74,6 +75,8 @@ def detect(foreign: Mapping[str, Any], names: Mapping[str, Facts]) -> tuple[str,
 
 def make_plan(foreign: Mapping[str, Any], tensors: Tensors) -> Plan:
     """Recognise the family, map the configuration and account for every key; reads no tensor."""
+    if tensors.facts and all(name.startswith(COMPILED) for name in tensors.facts):
+        tensors = Renamed(tensors, COMPILED)
     name, family = detect(foreign, tensors.facts)
     config = family.build(foreign, tensors.facts)
     shapes, names = expected_shapes(config), tensors.facts.keys()
@@ -101,7 +104,17 @@ def open_foreign(name: str) -> Opened:
     if folder.suffix == ".gguf":
         foreign, tensors = gguf.load(folder)
         return Opened(make_plan(foreign, Held(tensors)), folder)
-    return Opened(make_plan(read_json(folder / "config.json"), Folder(folder)), folder)
+    return Opened(make_plan(read_config(folder), Folder(folder)), folder)
+
+
+def read_config(folder: Path) -> Mapping[str, Any]:
+    """config.json, or the only `meta_*.json` of a looped_nanochat folder."""
+    path, others = folder / "config.json", sorted(folder.glob("meta_*.json"))
+    path = others[0] if len(others) == 1 and not path.is_file() else path
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise InputError(f"{path}: holds a {type(found).__name__}, not an object: restore the file")
+    return found
 
 
 def find(name: str) -> Path:
@@ -236,6 +249,7 @@ def _describe(plan: Plan) -> dict[str, Any]:
         "tensors": {name: [list(f.shape), f.dtype, f.file] for name, f in plan.tensors.facts.items()},
         "twins": plan.twins,
         "carried": plan.carried,
+        "prefix": plan.tensors.prefix if isinstance(plan.tensors, Renamed) else "",
     }
 
 
@@ -276,7 +290,9 @@ def to_foreign(checkpoint: Checkpoint, out: Path) -> Path:
     temporary = out.with_name(f".{out.name}.writing")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    write_shards(temporary, facts, read)
+    prefix = source.get("prefix", "")
+    whole = {prefix + name: fact for name, fact in facts.items()}
+    write_shards(temporary, whole, lambda name: read(name.removeprefix(prefix)))
     (temporary / "config.json").write_text(json.dumps(source["config"], indent=2) + "\n", "utf-8")
     copy_companions(checkpoint.folder, temporary)
     return replace_folder(temporary, out)

@@ -13,11 +13,12 @@ from loopwise.checkpoint.native import Checkpoint, replace_folder
 from loopwise.checkpoint.tensors import Facts, Folder, write_shards
 from loopwise.config import InputError
 from loopwise.model.cost import Cost
-from loopwise.records import read_json, write_bytes
+from loopwise.records import read_json, write_bytes, write_json
 
 CODE = Path(__file__).parent / "hf"
 FILES = ("configuration_loopwise.py", "modeling_loopwise.py")
 SHARD_BYTES = 4_000_000_000
+ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")  # usual names of the end-of-text token
 NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -44,7 +45,8 @@ def to_hf(checkpoint: Checkpoint, out: Path, *, num_steps: int | None = None) ->
     for name in FILES:
         shutil.copyfile(CODE / name, temporary / name)
     copy_companions(checkpoint.folder, temporary)
-    config = _config(checkpoint, depth, next(iter(native.facts.values())).dtype)
+    _complete_tokenizer(temporary, c.context)
+    config = _config(checkpoint, depth, next(iter(native.facts.values())).dtype) | special_ids(temporary)
     write_bytes(temporary / "config.json", (json.dumps(config, indent=2) + "\n").encode())
     write_bytes(temporary / "README.md", model_card(checkpoint, depth).encode())
     if (checkpoint.folder / "tiers.json").is_file():
@@ -82,7 +84,18 @@ def _config(checkpoint: Checkpoint, depth: int, dtype: str) -> dict[str, Any]:
         "dtype": NAMES.get(dtype, "float32"),
         "tie_word_embeddings": c.tied,
     }
-    return found | special_ids(checkpoint.folder)
+    return found
+
+
+def _complete_tokenizer(folder: Path, context: int) -> None:
+    """`transformers` takes the special tokens from `tokenizer_config.json`: write one where there is none."""
+    path = folder / "tokenizer_config.json"
+    if path.is_file() or not (folder / "tokenizer.json").is_file():
+        return
+    added = {token["content"] for token in read_json(folder / "tokenizer.json").get("added_tokens", [])}
+    eos = next((name for name in ENDS if name in added), None)
+    found = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": context, "eos_token": eos}
+    write_json(path, {name: value for name, value in found.items() if value is not None})
 
 
 def special_ids(folder: Path) -> dict[str, int]:

@@ -95,9 +95,10 @@ def retrofit(plan: Plan, layers: Sequence[Sequence[int]], *, mean_depth: float =
 
 def _export(plan: Plan) -> dict[str, Any]:
     """How to write the looped model in the layout of the retrofitting-recurrence project; empty if it has no words for
-    it (biases, per-head query and key norms, windows)."""
+    it (biases, per-head query and key norms, windows, heads of another width than d / heads)."""
     c, name = plan.config, plan.config.family
-    if c.attention_bias or c.qk_norm == "head" or c.windows or c.rope_scaling == "linear":
+    odd = c.width * c.num_heads != c.d_model
+    if odd or c.attention_bias or c.qk_norm == "head" or c.windows or c.rope_scaling == "linear":
         return {}
     shapes = expected_shapes(c)
     tensors = {}

@@ -28,6 +28,7 @@ DTYPES: dict[str, torch.dtype] = {
     "U8": torch.uint8,
 }
 CODES = {dtype: code for code, dtype in DTYPES.items()}
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
@@ -60,29 +61,67 @@ class Tensors(Protocol):
 
 
 class Folder:
-    """The safetensors of a folder: `model.safetensors`, or the shards that the index lists. Damaged or missing files
-    raise `InputError` naming the file."""
+    """The safetensors of a folder: `model.safetensors`, the only such file, or the shards that the index lists. Damaged
+    or missing files, an index that contradicts them and folders with pickled weights only raise `InputError`."""
 
     def __init__(self, folder: Path, files: list[str] | None = None) -> None:
         self.folder = folder
         self.facts: dict[str, Facts] = {}
-        for file in files or self._files():
+        index = {} if files else self._index()
+        for file in files or sorted(set(index.values())) or [self._single()]:
             for name, entry in _header(folder / file).items():
                 if name in self.facts:
                     raise InputError(f"{folder / file}: tensor '{name}' is also in {self.facts[name].file}: remove one")
+                if entry["dtype"] not in DTYPES:
+                    raise InputError(
+                        f"{folder / file}: tensor '{name}' has dtype {entry['dtype']}: store weights as float32, bf16 "
+                        "or fp16"
+                    )
                 self.facts[name] = Facts(tuple(entry["shape"]), entry["dtype"], file)
+        self._check(index)
 
     @classmethod
     def of_file(cls, folder: Path, file: str) -> "Folder":
         """One named file of a folder."""
         return cls(folder, [file])
 
-    def _files(self) -> list[str]:
-        if (self.folder / INDEX).is_file():
-            index = read_json(self.folder / INDEX)
-            return sorted(set(index["weight_map"].values()))
-        if (self.folder / SINGLE).is_file():
-            return [SINGLE]
+    def _index(self) -> dict[str, str]:
+        """Which file holds which tensor, if there is an index."""
+        path = self.folder / INDEX
+        if not path.is_file():
+            return {}
+        index = read_json(path)
+        found = index.get("weight_map") if isinstance(index, dict) else None
+        if not isinstance(found, dict) or not found or not all(isinstance(file, str) for file in found.values()):
+            raise InputError(f"{path}: has no weight_map from tensors to files: copy the index again")
+        for file in found.values():
+            if Path(file).name != file or not file.endswith(".safetensors"):
+                raise InputError(f"{path}: names the file '{file}': only safetensors beside the index are read")
+        return found
+
+    def _check(self, index: Mapping[str, str]) -> None:
+        """Tensors must lie where the index says, and every tensor of a shard must be in the index."""
+        wrong = [n for n in sorted(index.keys() | self.facts.keys()) if index and self._place(n) != index.get(n)]
+        if wrong:
+            where = f"puts tensor '{wrong[0]}' in {index.get(wrong[0])}, it is in {self._place(wrong[0])}"
+            raise InputError(f"{self.folder / INDEX}: {where} ({len(wrong)} such): copy index and shards again")
+
+    def _place(self, name: str) -> str | None:
+        return self.facts[name].file if name in self.facts else None
+
+    def _single(self) -> str:
+        """The one weights file of a folder without an index."""
+        found = sorted(path.name for path in self.folder.glob("*.safetensors"))
+        if SINGLE in found or len(found) == 1:
+            return SINGLE if SINGLE in found else found[0]
+        if found:
+            raise InputError(f"{self.folder}: holds {len(found)} safetensors files but no {INDEX}: add the index")
+        pickles = sorted(path.name for kind in PICKLES for path in self.folder.glob(kind))
+        if pickles:
+            raise InputError(
+                f"{self.folder}: holds only pickled weights ({pickles[0]}), which can run code when they are loaded: "
+                "convert them to safetensors where you trust them"
+            )
         raise InputError(f"{self.folder}: holds no {SINGLE} and no {INDEX}: give a folder with safetensors weights")
 
     def read(self, name: str) -> Tensor:
@@ -111,6 +150,8 @@ def _header(path: Path) -> dict[str, dict]:
             if length > path.stat().st_size:
                 raise ValueError("header is longer than the file")
             header = json.loads(file.read(length))
+        if not isinstance(header, dict):
+            raise ValueError("header is no object")
         header.pop("__metadata__", None)
         with safe_open(path, framework="pt"):
             pass  # the library checks offsets and the file's end
@@ -158,3 +199,15 @@ def write_shards(folder: Path, facts: Mapping[str, Facts], read: Callable[[str],
         total = sum(fact.bytes for fact in facts.values())
         index = {"metadata": {"total_size": total}, "weight_map": {name: fact.file for name, fact in facts.items()}}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
+
+
+class Renamed:
+    """Tensors of another source without a prefix that all their names have."""
+
+    def __init__(self, tensors: Tensors, prefix: str) -> None:
+        self.inside, self.prefix = tensors, prefix
+        self.facts = {name.removeprefix(prefix): fact for name, fact in tensors.facts.items()}
+
+    def read(self, name: str) -> Tensor:
+        """The tensor that has this name behind the prefix."""
+        return self.inside.read(self.prefix + name)

@@ -2,10 +2,13 @@
 
 import argparse
 import importlib
+import time
 from pathlib import Path
 from typing import Any
 
-from loopwise.checkpoint.native import open_checkpoint
+from loopwise import hardware, records
+from loopwise.checkpoint.native import Checkpoint, open_checkpoint
+from loopwise.cli.evaluation import open_run, write_record
 from loopwise.cli.generate import choose_policy
 from loopwise.config import InputError
 
@@ -24,6 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, help="folder with the local tasks' jsonl files")
     parser.add_argument("--limit", type=int, help="items per task (default: all)")
     parser.add_argument("--batch-size", type=int, default=16, help="sequences at a time (default 16)")
+    parser.add_argument("--out", type=Path, help="folder to write the record to: eval.json, every item, the manifest")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -40,15 +44,35 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     policy = choose_policy(checkpoint, args.policy, args.tier)
     model = adapter.LoopwiseLM(checkpoint, policy, batch_size=args.batch_size)
     tasks = [name.strip() for name in args.tasks.split(",") if name.strip()]
-    results = runner.evaluate(model, tasks, data=args.data, limit=args.limit)
+    out, started = open_run(args.out), time.perf_counter()
+    items: dict[str, Any] | None = None if out is None else {}
+    results = runner.evaluate(model, tasks, data=args.data, limit=args.limit, items=items)
     tokens = sum(row["tokens"] for row in results.values())
     passes = sum(row["tokens"] * row["mean_depth"] for row in results.values())
-    return {
+    found = {
         "checkpoint": checkpoint.name,
         "policy": str(model.policy),
         "results": results,
         "mean_depth": passes / max(tokens, 1),
     }
+    if out is not None:
+        about = _manifest(args, checkpoint, runner.data_digest(tasks, args.data))
+        write_record(out, "eval", found | {"items": items}, about | {"wall_s": time.perf_counter() - started})
+    return found
+
+
+def _manifest(args: argparse.Namespace, checkpoint: Checkpoint, data: str) -> dict[str, Any]:
+    """Where the record comes from; folders stay out of it."""
+    asked = {name: getattr(args, name) for name in ("tasks", "policy", "tier", "limit", "batch_size")}
+    about = records.manifest(
+        command="loopwise eval",
+        config={"arguments": asked, "model": checkpoint.config.to_dict()},
+        data_sha256=data,
+        seed=0,
+        hardware=hardware.describe(),
+        commit=hardware.commit(),
+    )
+    return about | {"checkpoint": checkpoint.name, "weights_sha256": checkpoint.digest}
 
 
 def card(result: dict[str, Any]) -> str:

@@ -28,7 +28,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="where tokenizer.json, train/ and valid/ go"
     )
-    parser.add_argument("--tokenizer", metavar="PATH", help="a tokenizer.json or its folder (default: train one)")
+    parser.add_argument(
+        "--tokenizer", metavar="T", help="a tokenizer.json, its folder, or a hub id hub:org/name (default: train one)"
+    )
     parser.add_argument(
         "--vocab", type=int, default=4096, metavar="N", help="size of a trained tokenizer (default 4096)"
     )

@@ -45,13 +45,15 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path | str) -> "Tokenizer":
-        """Read `tokenizer.json` (or a folder that holds it). A missing or damaged file raises `InputError`."""
-        path = Path(path).expanduser()
+        """Read `tokenizer.json`, a folder that holds it, or that of a hub id (`hub:org/name`, or `org/name` where no
+        such path exists). A missing or damaged file raises `InputError`."""
+        path = _local(str(path))
         file = path / "tokenizer.json" if path.is_dir() else path
         try:
             data = file.read_bytes()
         except FileNotFoundError:
-            raise InputError(f"tokenizer '{file}' does not exist: give a tokenizer.json or its folder") from None
+            remedy = "give a tokenizer.json, its folder, or hub:org/name"
+            raise InputError(f"tokenizer '{file}' does not exist: {remedy}") from None
         except OSError as error:
             raise InputError(f"tokenizer '{file}' cannot be read ({error}): check the path") from None
         return cls(data, name=str(file), eos=_eos_beside(file))
@@ -221,6 +223,25 @@ def _sound(text: str) -> str:
     except UnicodeEncodeError:
         raise InputError("text holds half a surrogate pair, which is no text: remove it") from None
     return text
+
+
+def _local(name: str) -> Path:
+    """Where a tokenizer lies: itself if it is a path, else what the hub gave (its tokenizer files, never code)."""
+    wanted = name.removeprefix("hub:")
+    path = Path(name).expanduser()
+    if wanted == name and (path.exists() or name.count("/") != 1 or name[:1] in "./~" or path.parent.is_dir()):
+        return path
+    if wanted.count("/") != 1:
+        raise InputError(f"tokenizer '{name}' is no hub id: use hub:org/name")
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise InputError(f"tokenizer '{name}' is on the hub, which needs the 'hf' extra: install it") from None
+    try:
+        return Path(snapshot_download(wanted, allow_patterns=["tokenizer.json", "tokenizer_config.json"]))
+    except Exception as error:  # the hub raises many kinds: not found, offline, forbidden
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"tokenizer '{name}' cannot be had from the hub ({reason}): give a local file") from None
 
 
 def _eos_beside(file: Path) -> str | None:

@@ -11,6 +11,7 @@ from lm_eval.tasks import TaskManager
 
 from loopwise.config import InputError
 from loopwise.eval.adapter import LoopwiseLM
+from loopwise.records import file_sha256, sha256
 
 LOCAL = {path.stem: path for path in sorted((Path(__file__).parent / "tasks").glob("*.yaml"))}
 
@@ -45,11 +46,23 @@ def local_task(name: str, data: Path | None) -> dict[str, Any]:
     return task
 
 
+def data_digest(tasks: list[str], data: Path | None) -> str:
+    """sha256 over the files of the local tasks among `tasks` (lm-eval's own tasks have a version instead)."""
+    files = [yaml.safe_load(LOCAL[name].read_text("utf-8"))["metadata"]["file"] for name in tasks if name in LOCAL]
+    return sha256("".join(file_sha256(data / file) for file in files if data).encode())
+
+
 def evaluate(
-    model: Any, tasks: list[str], *, data: Path | None = None, limit: int | None = None
+    model: Any,
+    tasks: list[str],
+    *,
+    data: Path | None = None,
+    limit: int | None = None,
+    items: dict[str, list[dict[str, Any]]] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Scores per task. `model` is a `LoopwiseLM` (then also mean depth, FLOPs per token and tokens per task) or any
-    other lm-eval model. Names not in `LOCAL` are lm-eval's own tasks."""
+    other lm-eval model. Names not in `LOCAL` are lm-eval's own tasks. `items` receives what every item of a task got:
+    its number, the model's answers (log-likelihoods or texts) and its scores."""
     found: dict[str, dict[str, Any]] = {}
     run: Any = lm_eval.simple_evaluate
     manager = TaskManager() if any(name not in LOCAL for name in tasks) else TaskManager(include_defaults=False)
@@ -64,9 +77,11 @@ def evaluate(
                 limit=limit,
                 bootstrap_iters=0,
                 task_manager=manager,
-                log_samples=False,
+                log_samples=items is not None,
                 verbosity="ERROR",
             )
+        except InputError:
+            raise
         except (KeyError, ValueError) as error:
             raise InputError(f"task '{name}' cannot be run ({str(error)[:120]}): see lm-eval's task list") from None
         scores = next(iter(out["results"].values()))
@@ -75,7 +90,13 @@ def evaluate(
         found[name]["samples"] = next(iter(out["n-samples"].values()))["effective"]
         if isinstance(model, LoopwiseLM):
             found[name] |= _compute(model)
+        if items is not None:
+            items[name] = [_item(row) for row in next(iter(out["samples"].values()))]
     return found
+
+
+def _item(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"item": row["doc_id"], "answers": row["filtered_resps"], **{m: row[m] for m in row["metrics"]}}
 
 
 def _compute(model: LoopwiseLM) -> dict[str, float]:

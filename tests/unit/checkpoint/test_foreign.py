@@ -15,6 +15,7 @@ from loopwise.checkpoint.tensors import Facts, write_shards
 from loopwise.checkpoint.transforms import TRANSFORMS
 from loopwise.cli.main import main
 from loopwise.config import InputError, ModelConfig
+from loopwise.data.tokenizer import MIN_VOCAB, Tokenizer
 
 D, FF, V, HEADS, LAYERS = 16, 24, 40, 2, 4
 LLAMA = {
@@ -263,3 +264,14 @@ def test_native_checkpoints_have_no_source_format(tmp_path):
 
 def test_check_passes_a_whole_plan(tmp_path):
     check(plan_of(write(tmp_path / "src")))
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_refused_when_it_is_used(tmp_path):
+    """It travels as it is; whoever pairs it with the model hears that ids would fall outside."""
+    words = Tokenizer.train(["one two three " * 50], vocab_size=MIN_VOCAB + 8)
+    source = write(tmp_path / "src")
+    words.save(source / "tokenizer.json")
+    checkpoint = open_checkpoint(str(from_foreign(plan_of(source), tmp_path / "out", companions=source)))
+    with pytest.raises(InputError, match=f"vocab_size is {V}"):
+        Tokenizer.load(checkpoint.tokenizer_path).check_vocab(checkpoint.config.vocab_size)
+    assert main(["generate", str(checkpoint.folder), "--prompt", "one"]) == 2

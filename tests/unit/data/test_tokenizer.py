@@ -173,3 +173,26 @@ def test_smollm2() -> None:
     assert found.size == 49152
     assert found.eos_id == found.id_of("<|endoftext|>") == 0
     assert b"".join(map(found.token_bytes, ids)).decode() == text == found.decode(ids)
+
+
+def test_a_hub_id_gives_the_tokenizer_of_that_repository(tokenizer: Tokenizer, tmp_path: Path, monkeypatch) -> None:
+    hub = pytest.importorskip("huggingface_hub", reason="needs the 'hf' extra")
+    tokenizer.save(tmp_path / "tokenizer.json")
+    asked: list[str] = []
+
+    def fetch(name: str, allow_patterns: list[str]) -> str:
+        asked.append(name)
+        assert all(pattern.endswith(".json") for pattern in allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr(hub, "snapshot_download", fetch)
+    assert Tokenizer.load("hub:org/name").digest == tokenizer.digest
+    assert Tokenizer.load("org/name").digest == tokenizer.digest
+    assert Tokenizer.load(str(tmp_path)).digest == tokenizer.digest
+    assert asked == ["org/name", "org/name"]
+    monkeypatch.setattr(hub, "snapshot_download", lambda *given, **how: 1 / 0)
+    with pytest.raises(InputError, match="cannot be had from the hub"):
+        Tokenizer.load("hub:org/name")
+    for name in ("hub:name", "hub:a/b/c", "hub:"):
+        with pytest.raises(InputError, match="no hub id"):
+            Tokenizer.load(name)

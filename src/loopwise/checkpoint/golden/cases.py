@@ -1,9 +1,11 @@
 """Compare an imported model with the official outputs stored in a golden folder: every case, its largest error."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -11,7 +13,7 @@ from loopwise.checkpoint.foreign import materialise, open_foreign
 from loopwise.checkpoint.golden import huginn, looped, ouro
 from loopwise.checkpoint.native import Checkpoint
 from loopwise.checkpoint.retrofit import identity_adapter, retrofit
-from loopwise.config import InputError, ModelConfig
+from loopwise.config import InputError, ModelConfig, nearest
 from loopwise.model.recurrent import RecurrentLM
 from loopwise.records import read_json
 
@@ -56,8 +58,13 @@ def verify(
     golden files, or a case that this version does not know."""
     inputs, expected = (_load(folder / f"{name}.safetensors") for name in ("inputs", "expected"))
     expected = {name: value for name, value in expected.items() if only(name) and _applies(name, model.config, family)}
-    with torch.no_grad():
-        found = {name: value for name, value in CASES[family](model, folder, inputs, expected) if name in expected}
+    if family not in CASES:
+        raise InputError(f"{folder}: there are no golden cases of family '{family}': {nearest(family, CASES)}")
+    try:
+        with torch.no_grad():
+            found = {name: value for name, value in CASES[family](model, folder, inputs, expected) if name in expected}
+    except KeyError as error:  # a case lacks its input, or the tensors that belong with it
+        raise InputError(f"{folder}: tensor {error} is missing from the golden files: copy them again") from None
     unknown = sorted(expected.keys() - found.keys())
     if unknown or not expected:
         what = f"case '{unknown[0]}' is unknown for {family} ({len(unknown)} such)" if unknown else "no case applies"
@@ -70,19 +77,28 @@ def _applies(name: str, config: ModelConfig, family: str) -> bool:
     """Folders of retrofitted models also hold the outputs of the plain source and of its pruned stack."""
     if family not in ("llama", "olmo2"):
         return True
-    return name == "source.logits" if config.max_depth == 1 else name.startswith(("source_p", "identity_"))
+    others = ("zero.", "given.", "gen.")
+    if config.max_depth == 1:
+        return not name.startswith((*others, "source_pruned.", "identity_adapter."))
+    return not name.startswith((*others, "source."))
+
+
+PLAIN = re.compile(r"source(_pruned)?\.logits|identity_adapter\.logits\.r(\d+)")
 
 
 def _plain(model: RecurrentLM, folder: Path, inputs: Stored, expected: Stored) -> Iterator[tuple[str, Tensor]]:
     """A plain checkpoint, or our retrofit of it: the stack once."""
-    for name in expected:
-        yield name, model(inputs["input_ids"], int(name.rsplit(".r", 1)[1]) if ".r" in name else 1)
+    for case in filter(None, map(PLAIN.fullmatch, expected)):
+        yield case[0], model(inputs["input_ids"], int(case[2] or 1))
 
 
 def _load(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise InputError(f"{path}: no such file: give a golden folder (inputs and expected safetensors)")
-    return load_file(path)
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path}: is truncated or no safetensors file ({error}): copy it again") from None
 
 
 def _error(ours: Tensor, theirs: Tensor, ignore: Tensor | None) -> float:

@@ -1,5 +1,6 @@
 """Huginn's stored cases: states, cached decodes under each lookup strategy, exit criteria, adaptive generation."""
 
+import re
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -20,24 +21,27 @@ def cases(model: RecurrentLM, inputs: Stored, expected: Stored) -> Iterator[tupl
     yield from _states(model, tokens, inputs["init_state"], expected)
     for parts in sorted({tuple(name.split(".")[:-1]) for name in expected}):
         match parts:
-            case ("decode" | "chunked8", strategy, depth):
-                sizes = [16] + [1] * 8 if parts[0] == "decode" else [8, 8, 8]
+            case ("decode" | "chunked8", strategy, depth) if _known(strategy, depth):
+                rest = expected[_name(parts, "logits")].shape[1]
+                sizes = [tokens.shape[1] - rest] + ([1] * rest if parts[0] == "decode" else [8] * (rest // 8))
                 yield _name(parts, "logits"), pieces(model, cached(model, strategy), tokens, sizes, _n(depth))
-            case ("schedule", strategy):
+            case ("schedule", strategy) if _known(strategy):
                 yield _name(parts, "logits"), _scheduled(model, strategy, tokens[:1], inputs["schedule"])
-            case ("exit", criterion, "parallel"):
+            case ("exit", criterion, "parallel") if criterion in CRITERIA:
                 yield from _parallel(model, criterion, tokens, _limit(parts, expected, 1))
-            case ("exit", criterion, "tokenwise", strategy):
+            case ("exit", criterion, "tokenwise", strategy) if criterion in CRITERIA and _known(strategy):
                 yield from _tokenwise(model, criterion, strategy, tokens, _limit(parts, expected, 2))
-            case ("gen", "minimal" | "minimal_warmstart", strategy, depth):
+            case ("gen", "minimal" | "minimal_warmstart", strategy, depth) if _known(strategy, depth):
                 warm, count = parts[1].endswith("warmstart"), len(expected[_name(parts, "tokens")])
                 made = _minimal(model, strategy, prompt, _n(depth), count, warm=warm)
                 yield from ((_name(parts, kind), x[0]) for kind, x in zip(("tokens", "logits"), made, strict=True))
-            case ("gen", "speculative", draft, lookahead, depth):
-                made = _speculative(model, prompt, _n(draft), _n(lookahead), _n(depth), 16)
-                yield _name(parts, "tokens"), made
-            case ("gen", "adaptive", criterion, strategy, variant):
-                yield from _adaptive(model, criterion, strategy, variant, prompt, _limit(parts, expected, 1))
+            case ("gen", "speculative", draft, lookahead, depth) if _known("full", draft, lookahead, depth):
+                count = len(expected[_name(parts, "tokens")])
+                made = _speculative(model, prompt, _n(draft), _n(lookahead), _n(depth), count)
+                yield _name(parts, "tokens"), made[:count]  # the last draft may go past the end
+            case ("gen", "adaptive", criterion, strategy, variant) if criterion in CRITERIA and _known(strategy):
+                count = len(expected[_name(parts, "tokens")])
+                yield from _adaptive(model, criterion, strategy, variant, prompt, count, _limit(parts, expected, 1))
 
 
 def _name(parts: tuple[str, ...], kind: str) -> str:
@@ -81,14 +85,27 @@ def _states(model: RecurrentLM, tokens: Tensor, given: Tensor, expected: Stored)
             yield f"{kind}.logits.r{depth}", model.coda(s, ctx)
 
 
+STRATEGY = re.compile(r"full|skip|((latest|available|always-last)-m4)?-?(compress-([sr]\d+|anchor))?")
+
+
+def _known(strategy: str, *numbers: str) -> bool:
+    """Whether a cache strategy and counts such as `r4` are ones that we can replay."""
+    return STRATEGY.fullmatch(strategy) is not None and all(n[:1].isalpha() and n[1:].isdigit() for n in numbers)
+
+
 def cached(model: RecurrentLM, strategy: str) -> Replay:
-    """Huginn's dynamic cache. Its strategies hard-code two prelude and four core layers; so does this."""
-    own = own_slots(model)
-    size = int(strategy.split("compress-s")[1]) if "compress-s" in strategy else 0
+    """Huginn's dynamic cache. Its strategies hard-code two prelude and four core layers; so does this. `sN` keeps N
+    slots in turn, `rN` joins N neighbouring ones, `anchor` keeps eight loops and then reuses those of the next."""
+    own, (_, _, word) = own_slots(model), strategy.partition("compress-")
+    size = int(word[1:]) if word[1:].isdigit() else 0
 
     def slot(layer: int, depth: int) -> int:
         step = own(layer, depth)
-        return (step - 2) % size + 2 if size and step > 1 else step
+        if not word or step < 2:
+            return step
+        if word == "anchor":
+            return step if step < 34 else 34 + (step - 34) % 4
+        return (step - 2) % size + 2 if word[0] == "s" else (step - 2) // size + 2
 
     return Replay(slot, _recall(strategy))
 
@@ -212,18 +229,28 @@ def _speculative(model: RecurrentLM, prompt: Tensor, draft: int, lookahead: int,
     return torch.tensor(made)
 
 
+def _due(variant: str, limit: int) -> range | None:
+    """The depths at which a variant of adaptive generation checks; None for a variant we do not know."""
+    every = re.fullmatch(r"min(\d+)every(\d+)", variant)
+    if every:
+        return range(int(every[1]) + 1, limit + 1, int(every[2]))
+    return range(1, limit + 1) if variant in ("default", "noprefillexit", "warmstart") else None
+
+
 def _adaptive(
-    model: RecurrentLM, criterion: str, strategy: str, variant: str, prompt: Tensor, limit: int
+    model: RecurrentLM, criterion: str, strategy: str, variant: str, prompt: Tensor, count: int, limit: int
 ) -> Iterator[tuple[str, Tensor]]:
     """Greedy with exits; the prompt leaves as one."""
+    checks = _due(variant, limit)
+    if checks is None:
+        return
     ctx, zero = cached(model, strategy), torch.zeros(1, 1, model.config.d_model)
     tokens, start = prompt, zero
     rows: dict[str, list[Tensor]] = {kind: [] for kind in ("tokens", "steps", "values", "logits")}
-    for index in range(16):
+    for index in range(count):
         e = ctx.begin(model, tokens)
         s = start.expand_as(e)
-        due = range(3, limit + 1, 2) if variant == "min2every2" else range(1, limit + 1)
-        due = range(0) if variant == "noprefillexit" and not index else due
+        due = range(0) if variant == "noprefillexit" and not index else checks
         watch = Watch(criterion, s, model.config.vocab_size, whole=True)
         logits, s, depth, seen = _until(model, ctx, watch, s, e, limit, due)
         tokens = logits[:, -1].argmax(-1, keepdim=True)

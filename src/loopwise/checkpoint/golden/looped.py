@@ -1,5 +1,6 @@
 """Stored cases of Parcae, looped_nanochat and the retrofitted models: states, cached decodes, greedy generation."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
@@ -10,6 +11,9 @@ from loopwise.model.context import DenseCausal
 from loopwise.model.recurrent import RecurrentLM
 
 Stored = Mapping[str, Tensor]
+FULL = re.compile(r"full\.r\d+")  # names of cases that we know how to compute; others are left for the caller to refuse
+BUDGET = re.compile(r"kv[1-9]\d*(\.warmstart)?\.r\d+")
+COMPRESSED = re.compile(r"decode\.(full|compress-(s\d+|first\d+|last\d+|stride\d+|boundaries))\.r\d+\.logits")
 
 
 def depths(names: Mapping[str, Tensor], prefix: str) -> list[int]:
@@ -33,10 +37,12 @@ def states(
 
 
 def generations(
-    expected: Stored, prompt: Tensor, make: Callable[[str], Callable[[Tensor], Tensor]]
+    expected: Stored, prompt: Tensor, make: Callable[[str], Callable[[Tensor], Tensor]], known: re.Pattern[str] = FULL
 ) -> Iterator[tuple[str, Tensor]]:
-    """Greedy runs: `make(name)` gives the step function of the case `gen.name`."""
+    """Greedy runs: `make(name)` gives the step function of the case `gen.name`, if the name is `known`."""
     for name in [n.removesuffix(".tokens") for n in expected if n.startswith("gen.") and n.endswith(".tokens")]:
+        if not known.fullmatch(name.removeprefix("gen.")):
+            continue
         made = greedy(make(name.removeprefix("gen.")), prompt, expected[f"{name}.tokens"].shape[-1])
         for kind, value in zip(("tokens", "logits"), made, strict=True):
             yield f"{name}.{kind}", value[0]
@@ -64,11 +70,10 @@ def parcae(model: RecurrentLM, inputs: Stored, expected: Stored) -> Iterator[tup
     yield "prelude_out", model.prelude(tokens, DenseCausal.over(tokens))
     starts = {"zero": torch.zeros_like(inputs["init_state"]), "given": inputs["init_state"]}
     yield from states(model, tokens, starts, ("logits", "state"), expected)
-    for name in expected:
-        if name.startswith("decode."):
-            _, strategy, depth, _ = name.split(".")
-            slot = _compressed(model, strategy, int(depth[1:]))
-            yield name, pieces(model, Replay(slot), tokens, [16] + [1] * (tokens.shape[1] - 16), int(depth[1:]))
+    for name in filter(COMPRESSED.fullmatch, expected):
+        _, strategy, depth, _ = name.split(".")
+        slot = _compressed(model, strategy, int(depth[1:]))
+        yield name, pieces(model, Replay(slot), tokens, _one_by_one(tokens, expected[name]), int(depth[1:]))
     yield from generations(
         expected,
         inputs["prompt_ids"],
@@ -97,11 +102,10 @@ def nanochat(model: RecurrentLM, inputs: Stored, expected: Stored) -> Iterator[t
     tokens = inputs["input_ids"]
     yield "prelude_out", model.prelude(tokens, DenseCausal.over(tokens))
     yield from states(model, tokens, {"default": None, "given": inputs["init_state"]}, ("logits", "state"), expected)
-    for name in expected:
-        if name.startswith("decode."):
-            _, budget, depth, _ = name.split(".")
-            sizes = [16] + [1] * (tokens.shape[1] - 16)
-            yield name, pieces(model, _budgeted(model, int(budget[2:])), tokens, sizes, int(depth[1:]))
+    for name in (n for n in expected if BUDGET.fullmatch(n.removeprefix("decode.").removesuffix(".logits"))):
+        _, budget, depth, _ = name.split(".")
+        sizes = _one_by_one(tokens, expected[name])
+        yield name, pieces(model, _budgeted(model, int(budget[2:])), tokens, sizes, int(depth[1:]))
 
     def make(name: str) -> Callable[[Tensor], Tensor]:
         budget, *warm, depth = name.split(".")
@@ -114,7 +118,12 @@ def nanochat(model: RecurrentLM, inputs: Stored, expected: Stored) -> Iterator[t
 
         return step
 
-    yield from generations(expected, inputs["prompt_ids"], make)
+    yield from generations(expected, inputs["prompt_ids"], make, BUDGET)
+
+
+def _one_by_one(tokens: Tensor, stored: Tensor) -> list[int]:
+    """Sizes of the pieces of a cached run: a prompt, then single tokens, whose logits are stored."""
+    return [tokens.shape[1] - stored.shape[1]] + [1] * stored.shape[1]
 
 
 def _budgeted(model: RecurrentLM, budget: int) -> Replay:

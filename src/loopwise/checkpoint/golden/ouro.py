@@ -1,5 +1,6 @@
 """Ouro's stored cases: states and gates of every loop, exits by accumulated gate probability, padding, generation."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,16 +20,18 @@ def cases(
 ) -> Iterator[tuple[str, Tensor]]:
     """Every stored case, computed with our model: (name, value)."""
     tokens, steps = inputs["input_ids"], foreign["total_ut_steps"]
-    states = _states(model, tokens, 2 * steps)
+    longer = {int(n[0][2:]) for n in (name.split(".") for name in expected) if re.fullmatch(r"ut\d+", n[0])}
+    states = _states(model, tokens, max({steps, *longer}))
     gates = torch.stack([model.exit_gate(s).squeeze(-1) for s in states[:steps]], dim=-1)
     yield "gate_prob", gates.sigmoid()
     yield "exit_pdf", exit_pdf(gates)
     yield "exit_cdf", exit_pdf(gates).cumsum(-1)
     from_embeds = _states(model, tokens, steps, inputs["inputs_embeds"])
-    for i in range(2 * steps):
-        logits = model.head(states[i])
-        yield f"ut{2 * steps}.hidden.ut{i + 1}", states[i]
-        yield f"ut{2 * steps}.logits.ut{i + 1}", logits
+    for i, state in enumerate(states):
+        logits = model.head(state)
+        for total in longer:  # the same weights, with another total_ut_steps
+            yield f"ut{total}.hidden.ut{i + 1}", state
+            yield f"ut{total}.logits.ut{i + 1}", logits
         if i < steps:
             yield f"hidden.ut{i + 1}", states[i]
             yield f"logits.ut{i + 1}", logits
@@ -39,16 +42,22 @@ def cases(
     yield "logits.weighted", weighted
     yield "labels.logits", weighted
     yield "labels.loss", F.cross_entropy(weighted[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).view(1)
-    threshold = foreign.get("early_exit_threshold")
-    default = states[steps - 1] if threshold is None else chosen(states[:steps], gates, threshold)[0]
-    yield "logits.default", model.head(default)
+    yield "logits.default", model.head(_default(states[:steps], gates, foreign))
     for name in expected:
-        if name.startswith("exit_step.thr"):
+        if re.fullmatch(r"exit_step\.thr\d*\.?\d+", name):
             state, step = chosen(states[:steps], gates, float(name.removeprefix("exit_step.thr")))
             yield name, step
             yield f"logits.{name.removeprefix('exit_step.')}", model.head(state)
     yield from _padded(model, inputs, steps, expected)
-    yield from _generated(model, inputs["prompt_ids"], steps, expected)
+    yield from _generated(model, foreign, inputs["prompt_ids"], expected)
+
+
+def _default(states: list[Tensor], gates: Tensor, foreign: Mapping[str, Any]) -> Tensor:
+    """What a plain call reads: a fixed (0-based) step goes before a threshold, and without either the last."""
+    step, threshold = foreign.get("early_exit_step"), foreign.get("early_exit_threshold")
+    if step is not None and 0 <= step < len(states):
+        return states[step]
+    return states[-1] if threshold is None else chosen(states, gates, threshold)[0]
 
 
 def exit_pdf(gates: Tensor) -> Tensor:
@@ -101,23 +110,24 @@ def _padded(model: RecurrentLM, inputs: Stored, steps: int, expected: Stored) ->
     yield from ((f"gen.padded.{kind}", value) for kind, value in zip(("tokens", "logits"), made, strict=True))
 
 
-def _generated(model: RecurrentLM, prompt: Tensor, steps: int, expected: Stored) -> Iterator[tuple[str, Tensor]]:
+def _generated(
+    model: RecurrentLM, foreign: Mapping[str, Any], prompt: Tensor, expected: Stored
+) -> Iterator[tuple[str, Tensor]]:
     """Greedy with a cache of every loop; an exit only chooses which state the head reads."""
     for name in [n.removesuffix(".tokens") for n in expected if n.startswith("gen.") and n.endswith(".tokens")]:
-        way = name.removeprefix("gen.")
-        if way == "padded":
+        way = re.fullmatch(r"gen\.(full|thr(\d*\.?\d+)|exitstep(\d+))", name)
+        if way is None:
             continue
         ctx = Replay(own_slots(model))
+        asked = (
+            {"early_exit_step": int(way[3])} if way[3] else {"early_exit_threshold": float(way[2])} if way[2] else {}
+        )
 
-        def step(tokens: Tensor, ctx: Replay = ctx, way: str = way) -> Tensor:
+        def step(tokens: Tensor, ctx: Replay = ctx, how: Mapping[str, Any] = {**foreign, **asked}) -> Tensor:
             e = ctx.begin(model, tokens)
-            states = _loops(model, ctx, e, e, steps)
-            if way.startswith("exitstep"):
-                return model.head(states[int(way.removeprefix("exitstep"))])[:, -1]
-            if way.startswith("thr"):
-                gates = torch.stack([model.exit_gate(s).squeeze(-1) for s in states], dim=-1)
-                return model.head(chosen(states, gates, float(way.removeprefix("thr")))[0])[:, -1]
-            return model.head(states[-1])[:, -1]
+            states = _loops(model, ctx, e, e, foreign["total_ut_steps"])
+            gates = torch.stack([model.exit_gate(s).squeeze(-1) for s in states], dim=-1)
+            return model.head(_default(states, gates, how))[:, -1]
 
         made = greedy(step, prompt, expected[f"{name}.tokens"].shape[1])
         yield from ((f"{name}.{kind}", value) for kind, value in zip(("tokens", "logits"), made, strict=True))
