@@ -79,12 +79,14 @@ class Planner:
         limits = [limit for limit in (body.max_completion_tokens, body.max_tokens) if limit is not None]
         wanted = min(limits) if limits else self._room(prompt)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        params = self._params(body, prompt, wanted, logprobs, self.chat.stop)
         grammar = self.grammars.of(body.response_format, body.structured_outputs)
         if tools:
             if grammar is not None:
                 raise bad("tools and an output format are both asked for: give one", "tools")
             grammar = self._tool_grammar(body)
+        # The template's stop strings end free text; a format knows its own end.
+        stop = self.chat.stop if grammar is None or (tools and body.tool_choice in (None, "auto")) else ()
+        params = self._params(body, prompt, wanted, logprobs, stop)
         return self._plan(body, [prompt], [params], chosen, grammar, body.prompt_logprobs, tools=bool(tools))
 
     async def render(self, body: ChatRequest) -> list[int]:
