@@ -99,8 +99,11 @@ def size(args: argparse.Namespace, part: str) -> Size:
 def manifest(name: str, args: argparse.Namespace, model: ModelConfig) -> dict[str, Any]:
     """Command, configuration, hardware."""
     config = {k: v for k, v in vars(args).items() if k not in ("json", "quiet", "out", "verb", "name")}
-    words = [f"--{k.replace('_', '-')} {v}" for k, v in config.items() if v not in (None, False, True)]
-    words += [f"--{k.replace('_', '-')}" for k, v in config.items() if v is True]
+    words = []
+    for key, value in config.items():
+        flag = f"--{key.replace('_', '-')}"
+        each = value if isinstance(value, list) else [] if value in (None, False) else [value]
+        words += [flag if v is True else f"{flag} {v}" for v in each]
     return records.manifest(
         command=f"loopwise bench {name} {' '.join(words)}",
         config={**config, "model": model.to_dict()},
@@ -132,7 +135,13 @@ def bench_replay(shape: ModelConfig, args: argparse.Namespace) -> dict[str, Any]
     timed = interleave(arms, much.tokens, much.repeats)
     keys = much.prompt + much.new / 2
     found = figures(f"replay {rows}", timed, Cost.of(shape), keys, "full")
+    found["rows"].append(_host(f"replay {rows}", engines["refill"]))
     return found | {"arms": {a.name: _arm(a, timed[a.name]) for a in arms}}
+
+
+def _host(part: str, engine: Engine) -> dict[str, Any]:
+    """Share of wall time outside launches: planning, text, events."""
+    return {"name": f"{part}: host time", "value": 100 * engine.totals.as_dict()["host_share"], "unit": "%"}
 
 
 def _replaying(model: RecurrentLM, args: argparse.Namespace, much: Size, options: dict[str, Any]) -> Engine:
@@ -209,6 +218,7 @@ def bench_real(args: argparse.Namespace) -> dict[str, Any]:
     timed = interleave(arms, much.tokens, much.repeats)
     found = figures(f"real {rows}", timed, Cost.of(checkpoint.config), much.prompt + much.new / 4, "full")
     found["ratios"][f"real {rows}: refill/best_fixed"] = ratio(timed["refill"], timed["best_fixed"])
+    found["rows"].append(_host(f"real {rows}", engines["refill"]))
     return found | {"arms": {a.name: _arm(a, timed[a.name]) for a in arms}}
 
 
