@@ -38,12 +38,14 @@ from loopwise.measure.allocate import spread
 from loopwise.measure.frontier import Entry, Ground, matched
 from loopwise.measure.live import live
 from loopwise.measure.replay import replay, threshold_grid
+from loopwise.measure.stats import percentile
 from loopwise.measure.trace import Trace, load_trace, save_trace, trace
 from loopwise.measure.windows import Windows, pack
 from loopwise.model.cost import Cost
 from loopwise.model.recurrent import RecurrentLM
 
 SHAPE = "base-135m"
+A1 = "kl"
 UNPRICED = Policy.parse("rel_change<1,max=32")  # stands for exits that no policy string describes
 KEPT = (
     "threshold", "policy", "mean_depth", "saving", "saving_ci", "saving_vs_best_fixed", "saving_vs_best_fixed_ci",
@@ -59,6 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fit-tokens", type=int, default=8192, metavar="N")
     parser.add_argument("--tokens", type=int, default=16384, metavar="N", help="tokens traced per text")
     parser.add_argument("--live-tokens", type=int, default=4096, metavar="N", help="tokens decoded live per threshold; 0: replay only")  # fmt: skip  # noqa: E501
+    parser.add_argument("--live-policies", default=",".join(LIVE), metavar="LIST", help="families to decode live (default: all signals, three schedules)")  # fmt: skip  # noqa: E501
     parser.add_argument("--wall-tokens", type=int, default=2048, metavar="N", help="tokens of the timed decodings")
     parser.add_argument("--repeats", type=int, default=2, metavar="N", help="timed decodings of each policy")
     parser.add_argument("--tolerance", type=float, default=0.01, metavar="NATS")
@@ -164,7 +167,7 @@ def table(arena: Arena, args: argparse.Namespace) -> dict[str, Any]:
         for name in ("policy", "cost_ratio", "cost_ratio_ci", "compute_saving", "cost_ratio_vs_best_fixed"):
             (row["matched"] or {}).pop(name, None)  # their checks are none that a policy makes: see `net`
     best = int(ground.best_fixed(ground.whole, ground.tolerance).index[0]) + 1
-    _agree(rows, entries | only, "kl")
+    _agree(rows, entries | only, ground)
     if args.live_tokens:
         rows += _live_rows(arena, entries, args)
     return {
@@ -202,32 +205,50 @@ def _row(name: str, mode: str, ground: Ground, entries: list[Entry]) -> dict[str
     }
 
 
-def _agree(rows: list[dict[str, Any]], entries: dict[str, list[Entry]], a1: str) -> None:
-    """Add how exit depths at the matched thresholds agree with A1's: rank correlation, share equal, share within 1."""
+def _agree(rows: list[dict[str, Any]], entries: dict[str, list[Entry]], ground: Ground) -> None:
+    """Add what is left of A1's saving (`of_a1`, with an interval over groups), and how exit depths at the matched
+    thresholds agree with A1's: rank correlation, share equal, share within 1."""
     chosen = {r["name"]: r["matched"]["threshold"] for r in rows if r["matched"]}
     depths = {n: next(e.outcome.depth for e in entries[n] if e.threshold == t) for n, t in chosen.items()}
-    if a1 not in depths:
+    if A1 not in depths:
         return
+    saved = {name: _savings(entries[name], ground) for name in depths}
     for row in rows:
         if (mine := depths.get(row["name"])) is not None:
-            apart, flat = np.abs(mine - depths[a1]), mine.std() == 0 or depths[a1].std() == 0
+            apart, flat = np.abs(mine - depths[A1]), mine.std() == 0 or depths[A1].std() == 0
+            row["of_a1"], row["of_a1_ci"] = _ratio(saved[row["name"]], saved[A1])
             row["with_a1"] = {
-                "spearman": None if flat else float(np.corrcoef(rankdata(mine), rankdata(depths[a1]))[0, 1]),
+                "spearman": None if flat else float(np.corrcoef(rankdata(mine), rankdata(depths[A1]))[0, 1]),
                 "equal": float((apart == 0).mean()),
                 "within_one": float((apart <= 1).mean()),
-                "deeper_by": float((mine - depths[a1]).mean()),
+                "deeper_by": float((mine - depths[A1]).mean()),
             }
 
 
+def _savings(entries: list[Entry], ground: Ground) -> np.ndarray:
+    """Passes saved at the matched threshold: on the sample itself, then in every bootstrap draw."""
+    weights = np.concatenate([ground.whole, ground.weights])
+    return ground.reference - ground.choose(ground.sums(entries), weights, ground.tolerance).depth
+
+
+def _ratio(mine: np.ndarray, other: np.ndarray) -> tuple[float | None, list[float] | None]:
+    """Ratio of savings with its interval; None where A1 saves nothing."""
+    if not other[0] > 0:
+        return None, None
+    drawn = mine[1:][other[1:] > 0] / other[1:][other[1:] > 0]
+    drawn = drawn[np.isfinite(drawn)]
+    return float(mine[0] / other[0]), [float(v) for v in percentile(drawn)] if len(drawn) else None
+
+
 def _live_rows(arena: Arena, replayed: dict[str, list[Entry]], args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The families of `LIVE` decoded, on every fourth threshold, until the loosest that matches is found."""
+    """The families asked for, decoded, on every fourth threshold, until the loosest that matches is found."""
     chosen = spread(arena.windows, args.live_tokens)
     rows_of = np.flatnonzero(np.isin(arena.found.index["window"], chosen))
     part = arena._replace(windows=arena.windows.take(chosen), found=arena.found.rows(rows_of))
     old = arena.ground
     ground = Ground.of(part.found, old.cost, reference=old.reference, tolerance=old.tolerance, draws=1000, seed=0)
     done: dict[str, list[Entry]] = {}
-    for name in ["A0", *LIVE]:
+    for name in ["A0", *args.live_policies.split(",")]:
         if name not in replayed:
             continue
         entries = replayed[name] if name == "A0" else replayed[name][::4]
@@ -235,7 +256,7 @@ def _live_rows(arena: Arena, replayed: dict[str, list[Entry]], args: argparse.Na
         # Uniform depth on exact KV is the same live and in replay (a test says so).
         done[name] = here if name == "A0" else _decoded(part, ground, here)
     rows = [_row(name, "live", ground, found) for name, found in done.items()]
-    _agree(rows, done, "kl")
+    _agree(rows, done, ground)
     _time(part, ground, rows, args)
     return rows
 

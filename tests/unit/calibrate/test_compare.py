@@ -36,9 +36,9 @@ def arena(make_model) -> Arena:
     return Arena(model, text, found, probe, ground)
 
 
-def test_table_has_every_family_in_replay_and_those_to_decode_live(arena, monkeypatch):
-    monkeypatch.setattr("loopwise.calibrate.compare.LIVE", ("kl", "rel_change"))
-    result = table(arena, argparse.Namespace(live_tokens=64, wall_tokens=32, repeats=1))
+def test_table_has_every_family_in_replay_and_those_to_decode_live(arena):
+    asked = argparse.Namespace(live_tokens=64, live_policies="kl,rel_change", wall_tokens=32, repeats=1)
+    result = table(arena, asked)
     by_mode = {m: {r["name"] for r in result["rows"] if r["mode"] == m} for m in ("replay", "live")}
     assert (
         by_mode["replay"] == {*families(arena.found, DEPTH), PREDICTED, CANDIDATES} and set(SIGNALS) < by_mode["replay"]
@@ -49,7 +49,7 @@ def test_table_has_every_family_in_replay_and_those_to_decode_live(arena, monkey
             assert 1 <= row["matched"]["mean_depth"] <= DEPTH
             assert row["name"] in (PREDICTED, CANDIDATES) or row["matched"]["cost_ratio"] > 0
     a1 = next(r for r in result["rows"] if r["name"] == "kl" and r["mode"] == "replay")
-    assert a1["with_a1"]["equal"] == 1.0
+    assert a1["with_a1"]["equal"] == 1.0 and a1["of_a1"] in (1.0, None)
     timed = [r for r in result["rows"] if r["mode"] == "live" and r["matched"]]
     assert all(r["time"]["seconds"] > 0 for r in timed)
 
