@@ -48,7 +48,7 @@ gpu: setup  ## parity tests and benchmarks; at most eight minutes on one CUDA de
 	bash benchmarks/gpu.sh
 
 study: setup  ## the whole study on what the repository ships; writes docs/study
-	$(BIN)/loopwise study tiny tiny-mean4 --text factbook=factbook --text puzzles=puzzles --out docs/study
+	$(BIN)/loopwise study $(notdir $(wildcard src/loopwise/assets/tiny*)) --text factbook=factbook --text puzzles=puzzles --out docs/study
 
 saturation: setup  ## nine runs over training mean and seed, then samplers; hours, resumable; DATA=folder OUT=folder
 	$(BIN)/loopwise train tiny --data $(DATA) --out $(or $(OUT),runs/saturation)/means --sweep depth.mean=2,4,8 --sweep train.seed=0,1,2

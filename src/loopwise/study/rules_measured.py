@@ -42,7 +42,8 @@ def saturation(row: Row, book: Book) -> Verdict:
         useful, mean = found["saturation_by_tolerance"]["0.01"], round(found["mean_depth"])
         ok = useful[1] <= mean <= useful[2]
         side = "shallower" if useful[0] < mean else "deeper"
-        cases.append(Case(pair.name, f"{interval(useful)} at mean {mean}", ok, "" if ok else f"{side} than its mean"))
+        why = "" if ok else f"{side} than its mean{_task(book, pair.checkpoint)}"
+        cases.append(Case(pair.name, f"{interval(useful)} at mean {mean}", ok, why))
     for entry in book.whole.get("sweep", {}).get("rows", []):
         ok = entry["low"] <= entry["mean"] <= entry["high"]
         where = f"{entry['source']} at mean {entry['mean']:g} ({entry['runs']} runs)"
@@ -50,6 +51,18 @@ def saturation(row: Row, book: Book) -> Verdict:
         side = "shallower" if entry["depth"] < entry["mean"] else "deeper"
         cases.append(Case(where, ours, ok, "" if ok else f"{side} than its mean"))
     return judge(row, cases)
+
+
+def _task(book: Book, checkpoint: str) -> str:
+    """The control: with the weights fixed, depth follows the difficulty of the answer."""
+    rows = book.checkpoints[checkpoint].get("difficulty", [])
+    if len(rows) < 2:
+        return ""
+    first, last = rows[0], rows[-1]
+    return (
+        f"; with the same weights puzzle answers settle at {first['depth']:.1f} if they need {first['k']} lookup, at "
+        f"{last['depth']:.1f} if they need {last['k']}, so depth follows the task rather than the mean"
+    )
 
 
 def successive_kl(row: Row, book: Book) -> Verdict:
@@ -85,7 +98,10 @@ def _number(row: Row, book: Book, field: str, theirs: float, form: str) -> Verdi
         values = pair.records["measure"]["settled"][field]
         ok = values[1] <= theirs <= values[2]
         side = "below" if values[2] < theirs else "above"
-        cases.append(Case(pair.name, interval(values, form), ok, "" if ok else f"the interval lies {side} the study's"))
+        found = pair.records["measure"]
+        useful, mean = found["saturation"]["useful_depth"], round(found["mean_depth"])
+        why = f"our interval lies {side}; the loss of this text is flat from depth {useful} on, of a mean of {mean}"
+        cases.append(Case(pair.name, interval(values, form), ok, "" if ok else why))
     return judge(row, cases)
 
 

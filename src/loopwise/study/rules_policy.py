@@ -70,6 +70,8 @@ def _shallow_why(here: list[dict[str, Any]], replay: list[dict[str, Any]]) -> st
     better = replay and sum(r["difference"] for r in replay) < 0
     if better and sum(r["difference"] for r in here) > 0:
         return "better in replay, worse live: leaving early changes what later tokens read"
+    if sum(r["difference"] for r in here) < 0:
+        return "better on average, but not at every point of the frontier"
     return "uniform depth is at least as good there"
 
 
@@ -83,7 +85,7 @@ def a2(row: Row, book: Book) -> Verdict:
             continue
         ok = live is None or live["saving_ci"][0] < NEARLY_FULL
         pooled = (found.get("probe") or {}).get("pooled") or {}
-        auc = f"; AUC {pooled['auc']:.2f}" if pooled.get("auc") else ""
+        auc = f", AUC {pooled['auc']:.2f}" if pooled.get("auc") else ""
         ours = f"live {_passes(live)}, replay {_passes(replay)}{auc}"
         cases.append(Case(pair.name, ours, ok, "" if ok else "it does save passes here"))
     return judge(row, cases, "There was no text to train the probe on.")

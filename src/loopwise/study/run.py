@@ -185,7 +185,8 @@ def _about(checkpoint: Checkpoint, settings: Settings, store: Store, tell: Tell)
     """Shape, training and costs of a checkpoint, and accuracy by depth on puzzles of known difficulty."""
     parts = {"version": 2, "weights": checkpoint.digest, "puzzles": PUZZLES[settings.quick], "seed": settings.seed,
              "draws": settings.draws}  # fmt: skip
-    return store.get(f"{checkpoint.name}/checkpoint", parts, lambda: _describe(checkpoint, settings, tell))
+    found = store.get(f"{checkpoint.name}/checkpoint", parts, lambda: _describe(checkpoint, settings, tell))
+    return found | {"parameters": Cost.of(checkpoint.config).params["total"]}
 
 
 def _describe(checkpoint: Checkpoint, settings: Settings, tell: Tell) -> Json:
@@ -193,7 +194,6 @@ def _describe(checkpoint: Checkpoint, settings: Settings, tell: Tell) -> Json:
     made = read_json(path) if path.is_file() else {}
     recipe = made.get("config") or {}
     return {
-        "parameters": sum(Cost.of(config).params.values()),
         "mean_depth": config.mean_depth,
         "max_depth": config.max_depth,
         "vocabulary": config.vocab_size,

@@ -31,6 +31,7 @@ def write(out: Path, book: Book, about: Sequence[tuple[str, str]]) -> Written:
     title = f"{', '.join(book.checkpoints)} beside the published study"
     write_bytes(out / "report.html", page(title, about, study, found, sections).encode())
     export([figure for s in sections for figure in s.figures], out / "figures")
+    write_bytes(out / "verdicts.md", markdown(title, found).encode())
     tables = [verdict_table(found), *(t for s in sections for t in s.tables if t.rows)]
     for table in tables:
         write_bytes(out / "paper" / f"{table.name}.tex", latex(table).encode())
@@ -42,3 +43,18 @@ def write(out: Path, book: Book, about: Sequence[tuple[str, str]]) -> Written:
     }
     write_json(out / "study.json", document)
     return Written(out / "report.html", found, [t.name for t in tables])
+
+
+def markdown(title: str, found: Sequence[Verdict]) -> str:
+    """The table study / ours / verdict for people who read the repository."""
+    lines = [
+        f"# {title[0].upper()}{title[1:]}",
+        "",
+        "Written by `loopwise study`; figures and tables: `report.html`.",
+        "",
+    ]
+    lines += ["| quantity | the study | ours | verdict | why |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {v.quantity} | {v.study} | {v.ours.replace('; ', '<br>')} | **{v.verdict}** | {v.sentence} |" for v in found
+    ]
+    return "\n".join([*lines, ""])
