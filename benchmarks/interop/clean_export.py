@@ -42,7 +42,7 @@ def check(folder: str, path: Path) -> dict[str, object]:
     stored = json.loads(path.read_text())
     rows = [torch.tensor([row]) for row in stored["rows"]]
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     errors = {}
     with torch.no_grad():
         for depth, last in stored["last"].items():
