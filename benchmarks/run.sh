@@ -21,9 +21,16 @@ if [ -n "$quick" ]; then results=$(mktemp -d); fi
 for rows in 16 32 64; do bench decode "engine/decode-rows-$rows.json" --part replay --rows $rows --layout shared $quick; done
 bench decode engine/decode-tiny.json --part real --part batch --part planner $quick
 bench prefill engine/prefill.json $quick
-bench signal signal.json $quick
-if [ -n "$quick" ]; then bench train train.json --recipe micro --steps 2; else bench train train.json; fi
-bench serve serve.json $quick
+if [ -n "$quick" ]; then
+    bench signal exit/signal.json --shape tiny --batch 1 --repeats 1
+    bench train train.json --recipe micro --steps 2
+    bench serve serve.json --seconds 2 --alone 1 --streams 2 --max-tokens 4
+else
+    bench signal exit/signal.json
+    bench train train.json
+    bench serve serve.json
+fi
+echo "left out, because they are studies of hours: loopwise bench exit, loopwise bench fixed-point (docs/exit.md)"
 
 if [ ${#failed[@]} -gt 0 ]; then
     printf 'not run or failed: %s\n' "${failed[@]}" >&2
