@@ -24,11 +24,11 @@ bench prefill engine/prefill.json $quick
 if [ -n "$quick" ]; then
     bench signal exit/signal.json --shape tiny --batch 1 --repeats 1
     bench train train.json --recipe micro --steps 2
-    bench serve serve.json --seconds 2 --alone 1 --streams 2 --max-tokens 4
+    bench serve serve/tiny.json --seconds 2 --alone 1 --streams 2 --max-tokens 4
 else
     bench signal exit/signal.json
     bench train train.json
-    bench serve serve.json
+    bench serve serve/tiny.json
 fi
 echo "left out, because they are studies of hours: loopwise bench exit, loopwise bench fixed-point (docs/exit.md)"
 

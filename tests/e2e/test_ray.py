@@ -15,6 +15,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_serve.py"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_two_replicas(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -23,11 +24,11 @@ def test_two_replicas(tmp_path):
     log = (tmp_path / "log").open("w+")
     process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"})
     try:
-        until = time.monotonic() + 240
+        until = time.monotonic() + 600
         while "serving tiny" not in Path(log.name).read_text():
             assert process.poll() is None and time.monotonic() < until, Path(log.name).read_text()[-2000:]
             time.sleep(0.5)
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=240, trust_env=False) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600, trust_env=False) as client:
             assert len(client.get("/replicas").json()) == 2
             cached = []
             for number in range(4):

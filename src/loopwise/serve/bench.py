@@ -245,6 +245,11 @@ def resident() -> int:
         return 0
 
 
+def percentile(values: list[float], percent: float) -> float:
+    """Of what was seen; 0 of nothing."""
+    return float(np.percentile(values, percent)) if values else 0.0
+
+
 def _rows(
     args: argparse.Namespace,
     mixed: dict[str, Seen],
@@ -263,7 +268,7 @@ def _rows(
         for what in ("ttft", "itl", "e2e"):
             for percent in (50, 95, 99):
                 values = getattr(seen, what)
-                row(f"mixed_{tier}_{what}_p{percent}", np.percentile(values, percent) if values else 0, "s")
+                row(f"mixed_{tier}_{what}_p{percent}", percentile(values, percent), "s")
         for state, count in seen.states.items():
             row(f"mixed_{tier}_{state}", count, "requests")
     row("nonsense_refused", sum(n for status, n in wrong.items() if status == 400), "requests")
@@ -279,8 +284,8 @@ def _rows(
         )
         ttft = [value for seen, _ in runs for value in seen.ttft]
         itl = [value for seen, _ in runs for value in seen.itl]
-        row(f"alone_{tier}_ttft_p50", float(np.median(ttft)), "s")
-        row(f"alone_{tier}_itl_p50", float(np.median(itl)), "s")
+        row(f"alone_{tier}_ttft_p50", percentile(ttft, 50), "s")
+        row(f"alone_{tier}_itl_p50", percentile(itl, 50), "s")
     return {"rows": rows, "memory_bytes": memory, "nonsense": {str(k): v for k, v in wrong.items()}}
 
 
@@ -289,7 +294,7 @@ def _ratios(
 ) -> dict[str, float]:
     """Throughput of the cheap tier over that of the dear one: served, and what depth alone would give."""
     cheap, dear = ([seen.tokens / seconds for seen, seconds in alone[tier]] for tier in tiers)
-    served = float(np.median([a / b for a, b in zip(cheap, dear, strict=True)]))
+    served = percentile([a / b for a, b in zip(cheap, dear, strict=True) if b], 50)
     ratios = {f"{tiers[0]}_over_{tiers[1]}_served": served}
     cost = Cost.of(checkpoint.config)
     calibrated = [service.planner.menu.tiers[tier].mean_depth for tier in tiers]
