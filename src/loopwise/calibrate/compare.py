@@ -33,7 +33,7 @@ from loopwise.config import InputError, ModelConfig
 from loopwise.data.text import documents
 from loopwise.data.tokenizer import Tokenizer
 from loopwise.exit.policy import Policy
-from loopwise.exit.signals import Probe
+from loopwise.exit.signals import SIGNALS, Probe
 from loopwise.measure.allocate import spread
 from loopwise.measure.frontier import Entry, Ground, matched
 from loopwise.measure.live import live
@@ -130,7 +130,8 @@ def _arena(args: argparse.Namespace, name: str, label: str, sources: list[str]) 
     path = args.traces / f"{checkpoint.digest[:12]}-{windows.digest[:12]}.npz" if args.traces else None
     kept = path is not None and path.is_file()
     probe = Probe()
-    if args.live_tokens or not kept:
+    decoded = args.live_policies.split(",") if args.live_tokens else []
+    if not kept or any(SIGNALS[name].tensors for name in decoded if name in SIGNALS):
         training = pack(tokenizer, documents(args.fit_text.split("+")), context=config.context,
                         max_tokens=args.fit_tokens, exclude=frozenset(windows.hashes))  # fmt: skip
         probe = fit_probe(model, training, reference, progress=lambda what, share: None)
