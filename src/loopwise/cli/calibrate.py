@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "checkpoint": loaded.checkpoint.name,
         "weights_sha256": loaded.checkpoint.digest,
         "text": [_label(source) for source in args.text],
-        "manifest": manifest(args, "calibrate", loaded),
+        "manifest": manifest(_without_folders(args), "calibrate", loaded),
     }
     path = args.out / "tiers.json" if args.out.is_dir() else args.out
     records.write_json(path, record)
@@ -103,6 +103,11 @@ def _sample(
 def _label(source: str) -> str:
     """A text's name without its folders: a tiers file travels."""
     return Path(source).name if "/" in source and not source.startswith("hub:") else source
+
+
+def _without_folders(args: argparse.Namespace) -> argparse.Namespace:
+    texts = {name: [_label(source) for source in getattr(args, name)] for name in ("text", "check_text", "fit_text")}
+    return argparse.Namespace(**{**vars(args), **texts})
 
 
 def _signal(text: str) -> Policy:
