@@ -20,7 +20,7 @@ from loopwise.data.tokenizer import Tokenizer
 from loopwise.serve.errors import bad
 from loopwise.serve.schema import Message, Tool
 
-PLAIN = "{% for m in messages %}{% if m.content %}{{ m.content }}{% if not loop.last or add_generation_prompt %}\n\n{% endif %}{% endif %}{% endfor %}"  # fmt: skip  # noqa: E501
+PLAIN = "{% set blank = '\n\n' %}{% for m in messages %}{% if m.content %}{{ m.content }}{% if not loop.last or add_generation_prompt %}{{ blank }}{% endif %}{% endif %}{% endfor %}"  # fmt: skip  # noqa: E501
 PLAIN_STOP = ("\n\n",)  # a base model has no end of a turn: its answer is a paragraph
 NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 _MARK = "\ue000{}\ue001"

@@ -100,11 +100,14 @@ class Grammars:
 
 
 def _call(tool: Tool) -> dict[str, Any]:
+    parameters = dict(tool.function.parameters or {"type": "object", "additionalProperties": True})
+    if "properties" in parameters:
+        parameters.setdefault("additionalProperties", False)  # JSON schema allows more; nobody means that of a call
     return {
         "type": "object",
         "properties": {
             "name": {"const": tool.function.name},
-            "arguments": tool.function.parameters or {"type": "object", "additionalProperties": True},
+            "arguments": parameters,
         },
         "required": ["name", "arguments"],
         "additionalProperties": False,

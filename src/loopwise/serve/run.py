@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -46,6 +47,9 @@ def build_service(
     """Everything behind the HTTP layer. `tiers` adds policies by name, `engine` holds fields of `EngineConfig`."""
     choices = menu(checkpoint, config.name, extra=tiers, default=config.default_tier)
     given = dict(engine or {})
+    for field in ("max_rows", "context", "max_depth", "kv_tokens"):
+        if given.get(field) is not None and given[field] < 1:
+            raise InputError(f"{field} is {given[field]}: use at least 1")
     given.setdefault("max_depth", min(choices.max_depth, checkpoint.config.max_depth))
     given.setdefault("prefill", f"depth={min(choices.reference, given['max_depth'])}")
     given.setdefault("policy", choices.tiers[choices.default].policy)
@@ -128,6 +132,8 @@ def serve(service: Service, *, host: str, port: int, ready: Callable[[str], None
     """Serve until a signal; what was done meanwhile. A port that is taken raises `InputError`, Ctrl-C
     `KeyboardInterrupt` after draining."""
     taken = listen(host, port)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # a connection is a file: the usual soft limit of 1024 is low
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     server = Server(service, host=host, port=port, ready=ready)
     with taken:
         server.run(sockets=[taken])

