@@ -36,13 +36,13 @@ def test_engine_ratio_is_its_share_of_the_bound(tmp_path: Path):
     (tmp_path / "engine").mkdir()
     record = {
         "rows": [{"name": "replay: FLOP bound", "value": 1.8}, {"name": "replay: mean depth", "value": 4.0}],
-        "ratios": {"replay: share of the bound": 0.9},
+        "ratios": {"replay: share of the bound": 0.95},
     }
     (tmp_path / "engine" / "decode.json").write_text(json.dumps(record))
     found = engine(tmp_path)
-    assert found["ratios"][0]["value"] == pytest.approx(1.62)
+    assert found["ratios"][0]["value"] == pytest.approx(1.71)
     verdict = wall_clock(published().row("wall_clock"), Book([], {}, {"engine": found}, {}, {}))
-    assert verdict.verdict == "agrees" and "90%" in verdict.ours
+    assert verdict.verdict == "agrees" and "95%" in verdict.sentence
 
 
 def test_a_book_without_records_is_missing_everything_but_the_limits():
