@@ -74,16 +74,17 @@ def bench_serve(args: argparse.Namespace) -> dict[str, Any]:
         load.reset()
         memory = [resident()]
         parts = max(2, min(10, int(args.seconds // 10)))
+        took = 0.0
         for _ in range(parts):
-            load.run([(tiers[0], True), (tiers[1], True)], args.seconds / parts)
+            took += load.run([(tiers[0], True), (tiers[1], True)], args.seconds / parts)
             memory.append(resident())
-        mixed, health = load.seen, settled(service, port)
+        mixed, wrong, health = load.seen, load.wrong, settled(service, port)
         alone: dict[str, list[tuple[Seen, float]]] = {tier: [] for tier in tiers}
         for _ in range(3):
             for tier in tiers:
                 load.reset()
                 alone[tier].append((load.seen[tier], load.run([(tier, False)], args.alone / 3)))
-    found = _rows(args, mixed, load.wrong, memory, health, alone)
+    found = _rows(took, mixed, wrong, memory, health, alone)
     return found | {
         "ratios": _ratios(service, checkpoint, tiers, alone),
         "manifest": _manifest(args, checkpoint, begun),
@@ -251,7 +252,7 @@ def percentile(values: list[float], percent: float) -> float:
 
 
 def _rows(
-    args: argparse.Namespace,
+    took: float,
     mixed: dict[str, Seen],
     wrong: dict[int, int],
     memory: list[int],
@@ -263,8 +264,9 @@ def _rows(
     def row(name: str, value: float, unit: str) -> None:
         rows.append({"name": name, "value": float(value), "unit": unit})
 
+    row("mixed", took, "s")
     for tier, seen in mixed.items():
-        row(f"mixed_{tier}_output", seen.tokens / args.seconds, "tokens/s")
+        row(f"mixed_{tier}_output", seen.tokens / took, "tokens/s")
         for what in ("ttft", "itl", "e2e"):
             for percent in (50, 95, 99):
                 values = getattr(seen, what)
