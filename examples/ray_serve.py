@@ -24,10 +24,6 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from ray import serve
 
-from loopwise.checkpoint.native import open_checkpoint
-from loopwise.serve.run import Server, build_service, listen
-from loopwise.serve.settings import ServeConfig
-
 BEGINNING = 256  # characters of a prompt that decide where it goes
 app = FastAPI()
 
@@ -37,6 +33,11 @@ class Replica:
     """One engine behind Loopwise's own server, on a free port of its node."""
 
     def __init__(self, checkpoint: str) -> None:
+        # Here and not above, so that the ingress starts without torch.
+        from loopwise.checkpoint.native import open_checkpoint
+        from loopwise.serve.run import Server, build_service, listen
+        from loopwise.serve.settings import ServeConfig
+
         opened = open_checkpoint(checkpoint)
         self._service = build_service(opened, ServeConfig(name=opened.name))
         self._socket = listen("0.0.0.0", 0)
@@ -55,7 +56,7 @@ class Replica:
         return self._service.engine.running + self._service.engine.waiting
 
 
-@serve.deployment(num_replicas=1, max_ongoing_requests=1024)
+@serve.deployment(num_replicas=1, max_ongoing_requests=1024, ray_actor_options={"num_cpus": 0})
 @serve.ingress(app)
 class Ingress:
     """Sends every request to the replica that knows its beginning; adds replicas while all are busy."""
