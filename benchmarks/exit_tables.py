@@ -79,7 +79,7 @@ def main() -> None:
                 print("\n".join(comparison(table, mode)))
         if "net" in found:
             print("\n".join(net(found["net"])))
-        elif "methods" not in found:
+        elif any("shape" in row for row in found.get("rows", [])):
             print("\n".join(checks(found)))
 
 
