@@ -88,7 +88,11 @@ def a2(row: Row, book: Book) -> Verdict:
         pooled = (found.get("probe") or {}).get("pooled") or {}
         auc = f", AUC {pooled['auc']:.2f}" if pooled.get("auc") else ""
         ours = f"live {_passes(live)}, replay {_passes(replay)}{auc}"
-        cases.append(Case(pair.name, ours, ok, "" if ok else "it does save passes here"))
+        kl = matched(found, "kl", "live")
+        behind = f"; it needs {live['mean_depth'] - kl['mean_depth']:+.2f} passes against A1" if live and kl else ""
+        best = found["best_fixed"]["depth"]
+        why = "" if ok else f"it does save passes, since this text needs few (best fixed depth {best}){behind}"
+        cases.append(Case(pair.name, ours, ok, why))
     return judge(row, cases, "There was no text to train the probe on.")
 
 
@@ -150,17 +154,26 @@ def _best(found: list[tuple[str, dict[str, Any] | None]]) -> tuple[str, dict[str
 
 
 def _joint(book: Book) -> list[Case]:
-    cases = []
-    for arm, runs in book.whole.get("joint", {}).get("arms", {}).items():
+    arms, cases = book.whole.get("joint", {}).get("arms", {}), []
+    for arm, runs in arms.items():
         if not arm.startswith(("ponder", "tuned", "router")):
             continue
-        largest = [max(run["share"]) for run in runs["seeds"]]
-        depth = [run["mean_depth"] for run in runs["seeds"]]
+        seeds = runs["seeds"]
+        largest, depth = [max(run["share"]) for run in seeds], [run["mean_depth"] for run in seeds]
         ok = all(share >= COLLAPSED for share in largest)
-        ours = f"mean depth {', '.join(f'{d:.2f}' for d in depth)}; {percent(min(largest))} of tokens at one depth"
-        cases.append(Case(f"{arm} trained here", ours.replace("; ", ", "), ok,
-                          "it collapses to one depth" if ok else "it does not collapse at this scale"))  # fmt: skip
+        ours = f"mean depth {', '.join(f'{d:.2f}' for d in depth)}, {percent(min(largest))} of tokens at one depth"
+        what = "it collapses to one depth" if ok else "it does not collapse"
+        cases.append(Case(f"{arm} trained here", ours, ok, what + _worth(arm, arms)))
     return cases
+
+
+def _worth(arm: str, arms: dict[str, Any]) -> str:
+    """The control: what depth is worth to a model trained without halting (to the tuned one: to itself)."""
+    own = arm.startswith("tuned") or "random" not in arms
+    runs = arms[arm if own else "random"]["seeds"]
+    gain = sum(run["loss_by_depth"][0] - min(run["loss_by_depth"]) for run in runs) / len(runs)
+    whose = "its own passes are" if own else "to the model trained without halting depth is"
+    return f" ({whose} worth {gain:.3f} nats in all)"
 
 
 def ceiling(row: Row, book: Book) -> Verdict:
