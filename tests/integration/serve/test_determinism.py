@@ -7,7 +7,9 @@ import pytest
 PROMPT = list(range(400, 470))
 
 
-@pytest.mark.parametrize("tier", ["economy", "kl", "full"])
+@pytest.mark.parametrize(
+    "tier", ["economy", pytest.param("kl", marks=pytest.mark.slow), pytest.param("full", marks=pytest.mark.slow)]
+)
 def test_alone_under_load_cold_and_warm(server, tier):
     asked = dict(
         model=f"tiny:{tier}", prompt=PROMPT, max_tokens=10, seed=11, temperature=0.9, return_token_ids=True,
