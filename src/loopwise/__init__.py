@@ -10,8 +10,7 @@ _EXPORTS = {
     "Cost": "loopwise.model.cost",
     "Policy": "loopwise.exit.policy",
     "SamplingParams": "loopwise.sampling",
-    "Decoder": "loopwise.generate",
-    "generate": "loopwise.generate",
+    "Decoder": "loopwise.generate",  # its function `generate` shares the module's name: import it from there
     "open_checkpoint": "loopwise.checkpoint.native",
     "LLM": "loopwise.engine.llm",
     "Tokenizer": "loopwise.data.tokenizer",
