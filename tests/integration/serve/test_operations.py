@@ -143,7 +143,7 @@ def test_a_request_that_takes_too_long(serve):
 def test_draining(serve):
     with serve(drain_s=60) as server, httpx.Client(base_url=server.url, trust_env=False) as other:
         assert other.get("/health").status_code == 200
-        with stream(server) as answer:
+        with stream(server, max_tokens=60) as answer:
             lines = answer.iter_lines()
             next(lines)
             server.call(server.server.drain)

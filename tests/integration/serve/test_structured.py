@@ -73,7 +73,9 @@ def test_faulty_formats_are_refused(server, wanted):
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
 def test_tools(server, choice):
-    answer = server.post(CHAT, messages=ASK, tools=[TOOL], tool_choice=choice).json()["choices"][0]
+    answer = server.post(CHAT, messages=ASK, tools=[TOOL], tool_choice=choice, model="tiny:economy").json()["choices"][
+        0
+    ]
     assert answer["finish_reason"] == "tool_calls" and answer["message"]["content"] is None
     call = answer["message"]["tool_calls"][0]
     assert call["function"]["name"] == "get_weather" and set(json.loads(call["function"]["arguments"])) == {"unit"}
@@ -82,7 +84,7 @@ def test_tools(server, choice):
 
 
 def test_tools_as_a_stream(server):
-    body = {"model": "tiny", "messages": ASK, "tools": [TOOL], "tool_choice": "required", "stream": True}
+    body = {"model": "tiny:economy", "messages": ASK, "tools": [TOOL], "tool_choice": "required", "stream": True}
     with server.http.stream("POST", CHAT, json=body) as answer:
         chunks = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
     calls = [chunk["choices"][0]["delta"].get("tool_calls") for chunk in chunks]
