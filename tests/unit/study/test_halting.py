@@ -19,8 +19,8 @@ def test_halting_probabilities_by_hand():
 def test_head_tells_tokens_that_need_depth_from_those_that_do_not():
     """The first feature says whether a token gains from going on; the rest is noise."""
     generator = torch.Generator().manual_seed(0)
-    hard = torch.arange(400) % 2 == 0
-    states = torch.randn(3, 400, 8, generator=generator)
+    hard = torch.arange(200) % 2 == 0
+    states = torch.randn(3, 200, 8, generator=generator)
     states[..., 0] = torch.where(hard, 3.0, -3.0)
     nll = torch.stack([torch.where(hard, 4.0 - d, 1.0 + 0.1 * d) for d in range(4)])
     head = train_head(states, nll, beta=0.001, prior=0.5, seed=0)
