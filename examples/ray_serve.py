@@ -28,6 +28,28 @@ BEGINNING = 256  # characters of a prompt that decide where it goes
 app = FastAPI()
 
 
+# The helpers come before the classes, which Ray pickles as soon as they are defined.
+async def _pieces(answer: httpx.Response) -> AsyncIterator[bytes]:
+    async with contextlib.aclosing(answer):
+        async for piece in answer.aiter_raw():
+            yield piece
+
+
+def beginning(body: bytes) -> str:
+    """What decides about the replica: the start of the prompt or of the first message."""
+    try:
+        asked = json.loads(body)
+        found = asked.get("prompt") or asked["messages"][0]["content"]
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return ""
+    return json.dumps(found)[:BEGINNING]
+
+
+def ranked(names: list[str], key: str) -> list[str]:
+    """Rendezvous hashing: a replica that comes or goes moves only its own share of the keys."""
+    return sorted(names, key=lambda name: hashlib.sha256(f"{name}\0{key}".encode()).digest())
+
+
 @ray.remote(num_cpus=1)
 class Replica:
     """One engine behind Loopwise's own server, on a free port of its node."""
@@ -116,27 +138,6 @@ class Ingress:
             kind = answer.headers.get("content-type", "")
             return StreamingResponse(_pieces(answer), answer.status_code, media_type=kind)
         return JSONResponse({"error": {"message": "no replica answers", "type": "server_error"}}, 503)
-
-
-async def _pieces(answer: httpx.Response) -> AsyncIterator[bytes]:
-    async with contextlib.aclosing(answer):
-        async for piece in answer.aiter_raw():
-            yield piece
-
-
-def beginning(body: bytes) -> str:
-    """What decides about the replica: the start of the prompt or of the first message."""
-    try:
-        asked = json.loads(body)
-        found = asked.get("prompt") or asked["messages"][0]["content"]
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        return ""
-    return json.dumps(found)[:BEGINNING]
-
-
-def ranked(names: list[str], key: str) -> list[str]:
-    """Rendezvous hashing: a replica that comes or goes moves only its own share of the keys."""
-    return sorted(names, key=lambda name: hashlib.sha256(f"{name}\0{key}".encode()).digest())
 
 
 def main() -> None:
