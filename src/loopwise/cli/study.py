@@ -24,7 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/study"), metavar="DIR", help="folder for records and report (default runs/study)")  # fmt: skip  # noqa: E501
     parser.add_argument("--sections", metavar="LIST", help=f"only these, of {','.join(SECTIONS)}; others say so")
     parser.add_argument("--quick", action="store_true", help="small budgets, nothing trained but linear exits: minutes")
-    parser.add_argument("--tokens", metavar="N", help="tokens to trace per corpus (default 6k; quick 3k)")
+    parser.add_argument("--tokens", metavar="N", help="tokens to trace per corpus (default 6k; quick 2k)")
     parser.add_argument("--live-tokens", metavar="N", help="tokens to decode live per threshold (default 1.5k)")
     parser.add_argument("--train-tokens", metavar="N", help="tokens that each small model trained here sees, 0 for none (default 160k; quick 0)")  # fmt: skip  # noqa: E501
     parser.add_argument("--seeds", type=int, metavar="N", help="seeds of each small model trained here (default 2)")

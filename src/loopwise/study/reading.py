@@ -69,7 +69,7 @@ def reading(subject: Subject, allocation: Json) -> Json:
 
 def layouts(subject: Subject, listed: list[Tier]) -> list[Json]:
     """Loss live less loss in replay for every policy and KV layout."""
-    chosen = spread(subject.windows, subject.settings.live_tokens // 2)
+    chosen = spread(subject.windows, subject.settings.live_tokens // 3)
     part = subject.windows.take(chosen)
     found = subject.trace.rows(np.isin(subject.trace.index["window"], chosen))
     group, unit = groups(part.index)

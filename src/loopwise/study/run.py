@@ -108,13 +108,10 @@ def _stages(subject: Subject) -> dict[str, Json]:
         if name != "measure" and stage.section not in subject.settings.sections:
             continue
         budgets = {b: getattr(subject.settings, b) for b in stage.budgets}
-        parts = {
-            "version": stage.version,
-            **subject.identity,
-            **budgets,
-            "tiers": key_of(subject.checkpoint.tiers or {}),
-        }
+        parts = {"version": stage.version, **subject.identity, **budgets}
         parts |= {earlier: key_of(done[earlier]) for earlier in stage.after}
+        if name == "reading":
+            parts["tiers"] = key_of(subject.checkpoint.tiers or {})
         done[name] = subject.store.get(
             f"{subject.name}/{name}", parts, lambda compute=stage.compute: compute(subject, done)
         )

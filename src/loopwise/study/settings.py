@@ -26,8 +26,8 @@ class Settings:
     permutations: int = 4000
     jacobians: int = 64
     iterations: int = 30
-    prompts: int = 8
-    new_tokens: int = 48
+    prompts: int = 6
+    new_tokens: int = 32
     train_tokens: int = 160_000
     seeds: int = 2
     seed: int = 0
@@ -51,8 +51,21 @@ class Settings:
 
 def quick(seed: int = 0) -> Settings:
     """Under five minutes for `tiny` and two corpora on two cores: nothing is trained but linear exits."""
-    return Settings(quick=True, tokens=3072, live_tokens=768, fit_tokens=2048, draws=400, permutations=1000,
-                    jacobians=32, iterations=24, prompts=3, new_tokens=32, train_tokens=0, seed=seed)  # fmt: skip
+    return Settings(
+        quick=True,
+        tokens=2048,
+        live_tokens=512,
+        fit_tokens=1536,
+        draws=400,
+        permutations=1000,
+        jacobians=16,
+        iterations=20,
+        prompts=2,
+        new_tokens=24,
+        train_tokens=0,
+        seed=seed,
+        policies="A0,kl,rel_change,probe",
+    )
 
 
 def with_changes(base: Settings, **changes: int | tuple[str, ...] | None) -> Settings:
