@@ -40,7 +40,9 @@ def load(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
     state = dict(model.state_dict())
     if model.config.tie_word_embeddings:
         state.pop("lm_head.weight", None)
-    return model.config.to_dict(), state
+    config = model.config.to_dict()
+    config.pop("quantization_config", None)  # says that the file was quantised; these tensors are not
+    return config, state
 
 
 def write_tokenizer(path: Path, folder: Path) -> None:
