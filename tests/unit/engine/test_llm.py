@@ -56,6 +56,15 @@ def test_scores_equal_a_forward_pass_at_fixed_depth(llm, tiny_tokenizer):
     assert single.logprobs == [] and single.tokens == tokens[:1]
 
 
+@pytest.fixture
+def ctrl_c_interrupts():
+    """Python's own handler, even where a shell started this run in the background, with the signal ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c_interrupts")
 def test_first_ctrl_c_cancels_after_the_launch_and_the_engine_goes_on(llm):
     launch, engine = llm.engine.step, llm.engine
 
