@@ -126,13 +126,14 @@ class Ingress:
         body = await request.body()
         names = await self._grown()
         headers = {k: v for k, v in request.headers.items() if k in ("content-type", "authorization", "x-request-id")}
-        for name in ranked(names, beginning(body)):
+        order = ranked(names, beginning(body))
+        for name in order:
             sent = self._client.build_request(request.method, f"{name}/{path}", content=body, headers=headers)
             try:
                 answer = await self._client.send(sent, stream=True)
             except httpx.TransportError:
                 continue  # it is gone: the next one
-            if answer.status_code == 503 and name != names[-1]:
+            if answer.status_code == 503 and name != order[-1]:
                 await answer.aclose()
                 continue
             kind = answer.headers.get("content-type", "")
