@@ -71,26 +71,23 @@ PEAK = """
 import resource, sys
 from pathlib import Path
 from loopwise.checkpoint.foreign import from_foreign, open_foreign
-base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 opened = open_foreign(sys.argv[1])
 from_foreign(opened.plan, Path(sys.argv[2]))
-print(base, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
 def peak_memory(source: Path) -> dict[str, Any]:
-    """Peak memory of an import in its own process, against the size of the weights; libraries are counted apart."""
+    """Peak memory of an import in its own process, libraries included, against the size of the weights."""
     size = sum(path.stat().st_size for path in source.glob("*.safetensors"))
     with tempfile.TemporaryDirectory() as out:
         run = [sys.executable, "-c", PEAK, str(source), f"{out}/native"]
-        base, peak = map(int, subprocess.run(run, capture_output=True, text=True, check=True).stdout.split())
+        peak = int(subprocess.run(run, capture_output=True, text=True, check=True).stdout)
     scale = 1 if sys.platform == "darwin" else 1024
     return {
         "weights_bytes": size,
-        "libraries_bytes": base * scale,
         "peak_bytes": peak * scale,
         "ratio_whole_process": peak * scale / size,
-        "ratio_import_alone": (peak - base) * scale / size,
     }
 
 
