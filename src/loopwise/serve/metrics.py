@@ -142,14 +142,18 @@ def _gauge(name: str, about: str, value: float, labels: dict[str, str]) -> Metri
     return made
 
 
-class _Shared(Collector):
-    """What vLLM's servers tell too, read from the engine at the scrape."""
+class _FromEngine(Collector):
+    """Read from the engine at the scrape."""
 
     def __init__(self, engine: AsyncEngine, labels: dict[str, str]) -> None:
         self._engine, self._labels = engine, labels
 
     def describe(self) -> list[Metric]:
         return []
+
+
+class _Shared(_FromEngine):
+    """What vLLM's servers tell too."""
 
     def collect(self) -> Iterator[Metric]:
         stats, label = self._engine.stats(), self._labels
@@ -172,14 +176,8 @@ class _Shared(Collector):
         yield _gauge("cache_config_info", "Configuration of the KV cache", 1, {**label, **cache})
 
 
-class _Own(Collector):
+class _Own(_FromEngine):
     """What only an engine with adaptive depth has."""
-
-    def __init__(self, engine: AsyncEngine, labels: dict[str, str]) -> None:
-        self._engine, self._labels = engine, labels
-
-    def describe(self) -> list[Metric]:
-        return []
 
     def collect(self) -> Iterator[Metric]:
         stats, label = self._engine.stats(), self._labels

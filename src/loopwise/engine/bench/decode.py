@@ -22,7 +22,7 @@ import torch
 from loopwise import hardware, records
 from loopwise.checkpoint.native import open_checkpoint
 from loopwise.config import InputError, ModelConfig
-from loopwise.engine.bench import schedule
+from loopwise.engine.bench import options, schedule
 from loopwise.engine.bench.arms import Arm, BareArm, EngineArm, Timed, interleave, mean_depth, rate, ratio
 from loopwise.engine.bench.batch import bench_batch
 from loopwise.engine.bench.planner import bench_planner
@@ -35,7 +35,6 @@ from loopwise.model.cost import Cost
 from loopwise.model.recurrent import RecurrentLM
 from loopwise.sampling import SamplingParams
 
-BEST_FIXED = 5  # of tiny: docs/study says how it was found
 PARTS = ("replay", "real", "batch", "planner")
 
 
@@ -54,27 +53,22 @@ QUICK = {"replay": Size(8, 2, 20, 12), "real": Size(8, 2, 4, 8), "batch": Size(0
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Arguments of `loopwise bench decode`."""
-    parser.add_argument("--recipe", default="base-135m", metavar="NAME", help="shape to replay on (default base-135m)")
-    parser.add_argument(
-        "--checkpoint", default="tiny", metavar="CKPT", help="checkpoint with real exits (default tiny)"
-    )
+    options.configure(parser)
     parser.add_argument("--rows", type=int, default=32, metavar="N", help="rows of a launch in replay (default 32)")
     parser.add_argument("--real-rows", type=int, default=64, metavar="N", help="rows of a launch in real (default 64)")
     parser.add_argument("--policy", default="rel_change<0.236,max=8", help="live policy of the part real")
+    parser.add_argument(
+        "--best-fixed", type=int, default=5, metavar="N", help="best fixed depth, from allocate (default 5: tiny's)"
+    )
     parser.add_argument("--criterion", default="kl<0.192,max=8", help="criterion of the masked harness in real")
     parser.add_argument("--part", action="append", choices=PARTS, help="run only this part (repeatable)")
-    parser.add_argument("--layout", default="depth_indexed", help="KV layout (default depth_indexed)")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="OpenMP threads (default 1)")
-    parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of weights and KV (default float32)")
-    parser.add_argument("--repeats", type=int, metavar="N", help="repeats of every arm, interleaved")
     parser.add_argument("--quick", action="store_true", help="a small shape and few tokens: does it run at all")
 
 
 def bench_decode(model: ModelConfig, args: argparse.Namespace) -> dict[str, Any]:
     """Rows, ratios, arms with all their figures, and the manifest. `model` is the shape of the part `replay`."""
-    if args.rows < 1 or args.real_rows < 1:
-        raise InputError("--rows and --real-rows are numbers of rows: use at least 1")
+    if min(args.rows, args.real_rows, args.best_fixed) < 1:
+        raise InputError("--rows, --real-rows and --best-fixed are numbers of rows and passes: use at least 1")
     torch.set_num_threads(args.threads)
     hardware.pick_device(args.device)
     parts = {"replay": lambda: bench_replay(model, args), "real": lambda: bench_real(args)}
@@ -204,7 +198,7 @@ def bench_real(args: argparse.Namespace) -> dict[str, Any]:
     prompts = _texts(model, much, rows)
     engines = {
         "full": LLM(model, policy=f"depth={deepest}", **options, **lock).engine,
-        "best_fixed": LLM(model, policy=f"depth={min(BEST_FIXED, deepest)}", **options, **lock).engine,
+        "best_fixed": LLM(model, policy=f"depth={min(args.best_fixed, deepest)}", **options, **lock).engine,
         "no_refill": LLM(model, policy=args.policy, **options, places=rows, lockstep=True).engine,
         "refill": LLM(model, policy=args.policy, **options).engine,
     }

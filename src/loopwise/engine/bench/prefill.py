@@ -17,7 +17,7 @@ import torch
 from loopwise import hardware
 from loopwise.checkpoint.native import open_checkpoint
 from loopwise.config import ModelConfig
-from loopwise.engine.bench import schedule
+from loopwise.engine.bench import options, schedule
 from loopwise.engine.bench.arms import Stopwatch, Timed, mean_depth, rate, ratio
 from loopwise.engine.bench.decode import manifest
 from loopwise.engine.engine import Engine
@@ -43,17 +43,9 @@ class Size(NamedTuple):
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Arguments of `loopwise bench prefill`."""
-    parser.add_argument("--recipe", default="base-135m", metavar="NAME", help="shape to replay on (default base-135m)")
-    parser.add_argument(
-        "--checkpoint", default="tiny", metavar="CKPT", help="checkpoint with real exits (default tiny)"
-    )
+    options.configure(parser)
     parser.add_argument("--policy", default="rel_change<0.236,max=8", help="live prefill policy of the part real")
     parser.add_argument("--part", action="append", choices=PARTS, help="run only this part (repeatable)")
-    parser.add_argument("--layout", default="depth_indexed", help="KV layout (default depth_indexed)")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="OpenMP threads (default 1)")
-    parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of weights and KV (default float32)")
-    parser.add_argument("--repeats", type=int, metavar="N", help="repeats of every arm, interleaved")
     parser.add_argument("--quick", action="store_true", help="a small shape and short prompts: does it run at all")
 
 
