@@ -11,7 +11,7 @@ class Job:
     `positions` is how many positions its KV may need (prompt and all generated tokens but the last). `start` begins the
     hash chain of its prompt, None keeps it out of the prefix cache. The other fields belong to the scheduler: `place`
     (row of the state arrays, -1 while not admitted), `blocks`, `done` prompt tokens computed or found, `cached` of them
-    found, `published` blocks offered so far.
+    found, `published` blocks offered so far, `admitted_s` the `perf_counter` when it got its place.
     """
 
     name: str
@@ -26,5 +26,6 @@ class Job:
     done: int = 0
     cached: int = 0
     published: int = 0
+    admitted_s: float = 0.0
     cancelled: bool = False
     over: bool = False

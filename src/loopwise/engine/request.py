@@ -66,13 +66,16 @@ class Request:
 
 
 class Usage(NamedTuple):
-    """What one continuation cost. `core_passes` and `readouts` count its generated tokens."""
+    """What one continuation cost. `core_passes` and `readouts` count its generated tokens; `admitted_s` (it got its
+    place) and `first_s` (it had its first token) are times of `perf_counter`."""
 
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
     core_passes: int
     readouts: int
+    admitted_s: float
+    first_s: float
 
 
 class PromptToken(NamedTuple):

@@ -13,6 +13,7 @@ prompt begins with blocks that another request is computing just now is set asid
 """
 
 import heapq
+import time
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -198,7 +199,7 @@ class Scheduler:
             return False
         heapq.heappop(self.waiting)
         self._queued -= 1
-        job.blocks, job.place = blocks, self._places.pop()
+        job.blocks, job.place, job.admitted_s = blocks, self._places.pop(), time.perf_counter()
         job.published = len(shared)
         job.done = job.cached = len(shared) * self.knobs.block_size
         for key in job.keys[len(shared) :]:

@@ -1,5 +1,6 @@
 """One continuation in progress: what it made so far and when it ends."""
 
+import time
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -33,7 +34,7 @@ class Sequence:
         self.finish: str | None = None
         self.stop_reason: str | int | None = None
         self.core_passes = self.readouts = 0
-        self.admitted = False
+        self.admitted, self.first_s = False, 0.0
         self.prompt_logprobs: list[PromptToken] = []
         self._text = Text(request.params)
         self._detokenizer: Detokenizer | None = None
@@ -80,6 +81,7 @@ class Sequence:
     def push(self, made: Made) -> Event:
         """Take a token: detokenise it, look for an end, say what became certain."""
         self.output.append(made.token)
+        self.first_s = self.first_s or time.perf_counter()
         self.core_passes += made.depth
         self.readouts += 1 if len(self.output) == 1 else readouts(self.kind, made.depth)
         count, params, last = len(self.output), self.params, None
@@ -110,8 +112,9 @@ class Sequence:
         return self._text.take(final=self.finish is not None)
 
     def _usage(self) -> Usage:
-        prompt = len(self.request.prompt)
-        return Usage(prompt, self.job.cached, len(self.output), self.core_passes, self.readouts)
+        job, prompt = self.job, len(self.request.prompt)
+        spent = (len(self.output), self.core_passes, self.readouts)
+        return Usage(prompt, job.cached, *spent, job.admitted_s, self.first_s)
 
 
 @lru_cache(maxsize=4096)

@@ -4,8 +4,8 @@ With `compat` the first kind is exposed a second time under `vllm:`, for dashboa
 """
 
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -13,20 +13,41 @@ from prometheus_client.registry import Collector
 
 from loopwise.engine.async_engine import AsyncEngine
 from loopwise.engine.request import Event
+from loopwise.engine.stats import Stats
+from loopwise.serve.tiers import Chosen
 
 CLOCK = time.perf_counter
 _FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _GAP = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
 _WHOLE = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480)
 _COUNT = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+_LAUNCH = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+ENDS = ("stop", "length", "abort", "error")
+REFUSALS = ("queue_full", "rate_limit")
 PREFIX = "loopwise:"
+
+
+@dataclass(kw_only=True)
+class Launches(Stats):
+    """The engine's counters, with the sizes of launches: tokens of prompts or of a turn, and rows through the coda."""
+
+    tokens: Histogram
+    coda: Histogram
+
+    def count(self, stage: str, rows: int, seconds: float) -> None:
+        """One launch."""
+        super().count(stage, rows, seconds)
+        if stage != "core":
+            self.tokens.observe(rows)
+        if stage == "turn":
+            self.coda.observe(rows)
 
 
 class Metrics:
     """Everything that is counted. `max_depth` sets the buckets of the exit-depth histogram."""
 
     def __init__(self, engine: AsyncEngine, name: str, *, max_depth: int, reference: int, compat: bool = False) -> None:
-        self.compat, self.reference = compat, reference
+        self.compat, self.reference, self.max_depth = compat, reference, max_depth
         self.shared, self.own = CollectorRegistry(), CollectorRegistry()
         self._label = {"model_name": name}
 
@@ -37,6 +58,10 @@ class Metrics:
         self.gap = histogram("inter_token_latency_seconds", "Between two tokens of a choice", _GAP).labels(name)
         self.each = histogram("request_time_per_output_token_seconds", "Mean after the first token", _GAP).labels(name)
         self.whole = histogram("e2e_request_latency_seconds", "Arrival to last token", _WHOLE).labels(name)
+        self.queue = histogram("request_queue_time_seconds", "Arrival to a place in the engine", _WHOLE).labels(name)
+        self.prefill = histogram("request_prefill_time_seconds", "Place to first token", _WHOLE).labels(name)
+        self.decode = histogram("request_decode_time_seconds", "First token to last", _WHOLE).labels(name)
+        self.inference = histogram("request_inference_time_seconds", "Place to last token", _WHOLE).labels(name)
         self.prompt = histogram("request_prompt_tokens", "Prompt tokens of a request", _COUNT).labels(name)
         self.output = histogram("request_generation_tokens", "Tokens generated for a choice", _COUNT).labels(name)
         self.success = Counter(
@@ -52,6 +77,10 @@ class Metrics:
             ["method", "path", "status"],
             registry=self.own,
         )
+        for reason in ENDS:
+            self.success.labels(name, reason)
+        for reason in REFUSALS:
+            self.rejections.labels(name, reason)
         depths = tuple(float(depth) for depth in range(1, max_depth + 1))
         tiers = ["model_name", "tier"]
         self.depth = Histogram(
@@ -61,6 +90,14 @@ class Metrics:
             PREFIX + "saved_core_steps", "Core passes saved against the reference depth", tiers, registry=self.own
         )
         self.tokens = Counter(PREFIX + "tier_tokens", "Tokens generated", tiers, registry=self.own)
+        self.exits = Counter(
+            PREFIX + "exits", "Tokens by why they left the core", [*tiers, "reason"], registry=self.own
+        )
+        launched = histogram("iteration_tokens_total", "Prompt or generated tokens of a launch", _LAUNCH).labels(name)
+        coda = Histogram(
+            PREFIX + "coda_batch_size", "Rows of a coda launch", ["model_name"], registry=self.own, buckets=_LAUNCH
+        )
+        engine.engine.totals = Launches(tokens=launched, coda=coda.labels(name))
         self.shared.register(_Shared(engine, self._label))
         self.own.register(_Own(engine, self._label))
 
@@ -68,9 +105,9 @@ class Metrics:
         """A request was turned away."""
         self.rejections.labels(*self._label.values(), reason).inc()
 
-    def watch(self, tier: str, begun: float) -> "Watch":
-        """Follow one request."""
-        return Watch(self, tier, begun)
+    def watch(self, chosen: Chosen, begun: float, choices: int) -> "Watch":
+        """Follow one request that arrived at `begun` (of `CLOCK`)."""
+        return Watch(self, chosen, begun, choices)
 
     def text(self) -> bytes:
         """The exposition."""
@@ -82,12 +119,12 @@ class Metrics:
 class Watch:
     """Times and depths of one request; `close` in any case, so that nothing is left uncounted."""
 
-    def __init__(self, metrics: Metrics, tier: str, begun: float) -> None:
-        self._m, self._begun = metrics, begun
-        name = metrics._label["model_name"]
-        self._depth = metrics.depth.labels(name, tier)
-        self._saved, self._tokens = metrics.saved.labels(name, tier), metrics.tokens.labels(name, tier)
-        self._ended: Callable[[str], Any] = lambda reason: metrics.success.labels(name, reason).inc()
+    def __init__(self, metrics: Metrics, chosen: Chosen, begun: float, choices: int) -> None:
+        self._m, self._begun, self._open = metrics, begun, choices
+        self._most = chosen.policy.max_depth or metrics.max_depth
+        self._names = metrics._label["model_name"], chosen.tier
+        self._depth = metrics.depth.labels(*self._names)
+        self._saved, self._tokens = metrics.saved.labels(*self._names), metrics.tokens.labels(*self._names)
         self._first: float | None = None
         self._last: dict[int, tuple[float, int, float]] = {}  # choice -> time of the last token, tokens, first time
 
@@ -99,8 +136,11 @@ class Watch:
             self._m.first.observe(now - self._begun)
         counts: dict[int, int] = {}
         for event in events:
-            counts[base + event.index] = counts.get(base + event.index, 0) + 1
+            index = base + event.index
+            first = index not in self._last and index not in counts
+            counts[index] = counts.get(index, 0) + 1
             self._depth.observe(event.depth)
+            self._m.exits.labels(*self._names, self._reason(event, first=first)).inc()
         self._tokens.inc(len(events))
         self._saved.inc(sum(max(0, self._m.reference - event.depth) for event in events))
         for index, count in counts.items():
@@ -113,10 +153,26 @@ class Watch:
             if event.finish:
                 self._finish(base + event.index, event, now)
 
+    def _reason(self, event: Event, *, first: bool) -> str:
+        """A choice's first token comes with its prompt, whose depth is not the tier's."""
+        if first:
+            return "prompt"
+        return "max_depth" if event.depth >= self._most else "converged"
+
+    def _ended(self, reason: str) -> None:
+        self._open -= 1
+        self._m.success.labels(self._names[0], reason).inc()
+
     def _finish(self, index: int, event: Event, now: float) -> None:
         _, count, first = self._last.pop(index)
         self._ended(event.finish or "")
         self._m.whole.observe(now - self._begun)
+        if event.usage:
+            admitted, began = event.usage.admitted_s, event.usage.first_s
+            self._m.queue.observe(max(0.0, admitted - self._begun))
+            self._m.prefill.observe(began - admitted)
+            self._m.decode.observe(now - began)
+            self._m.inference.observe(now - admitted)
         self._m.output.observe(count)
         if count > 1:
             self._m.each.observe((now - first) / (count - 1))
@@ -125,9 +181,8 @@ class Watch:
 
     def close(self) -> None:
         """Choices that have not ended were given up."""
-        for _ in self._last:
+        while self._open > 0:
             self._ended("abort")
-        self._last.clear()
 
 
 def _counter(name: str, about: str, value: float, labels: dict[str, str]) -> Metric:

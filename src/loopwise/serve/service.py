@@ -77,7 +77,7 @@ class Service:
         begun, tokens = CLOCK(), sum(map(len, plan.prompts))
         self.waiting_tokens += tokens
         streams: list[tuple[int, Stream]] = []
-        watch = self.metrics.watch(plan.chosen.tier, begun)
+        watch = self.metrics.watch(plan.chosen, begun, plan.n * len(plan.prompts))
         try:
             streams = [(base, self.engine.submit(request)) for base, request in plan.requests]
             limit = self.config.request_s or None

@@ -1,14 +1,18 @@
 """What operators rely on: keys, limits, metrics, disconnects, draining, and a fault that takes nothing else down."""
 
 import asyncio
+import fnmatch
 import json
 import logging
+import re
 import socket
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 CHAT = "/v1/chat/completions"
 
@@ -38,25 +42,89 @@ def test_probes_and_request_ids(server):
     assert load["slots"] == 64 and load["reference_depth"] == 8
 
 
-def test_metrics(server):
-    server.complete(model="tiny:economy", max_tokens=4)
-    text = server.http.get("/metrics").text
-    for name in (
-        "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prompt_tokens_total",
-        "generation_tokens_total", "prefix_cache_queries_total", "prefix_cache_hits_total", "request_success_total",
-        "time_to_first_token_seconds_bucket", "inter_token_latency_seconds_bucket", "e2e_request_latency_seconds_sum",
-        "request_time_per_output_token_seconds_count", "cache_config_info", "core_steps_total", "exit_depth_bucket",
-        "saved_core_steps_total", "slot_occupancy", "scheduler_host_seconds_total", "admission_rejections",
-    ):  # fmt: skip
-        assert f"loopwise:{name}" in text, name
-    assert 'loopwise:exit_depth_bucket{le="3.0",model_name="tiny",tier="economy"}' in text
-    assert "vllm:" not in text
+GAUGES = "num_requests_running num_requests_waiting kv_cache_usage_perc cache_config_info".split()
+COUNTERS = (
+    "num_preemptions prompt_tokens generation_tokens prefix_cache_queries prefix_cache_hits request_success "
+    "admission_rejections"
+).split()
+HISTOGRAMS = (
+    "time_to_first_token_seconds inter_token_latency_seconds request_time_per_output_token_seconds "
+    "e2e_request_latency_seconds request_queue_time_seconds request_prefill_time_seconds request_decode_time_seconds "
+    "request_inference_time_seconds iteration_tokens_total request_prompt_tokens request_generation_tokens"
+).split()  # the names and kinds that dashboards for vLLM know
+OWN = {
+    "core_steps": "counter", "exit_depth": "histogram", "slot_occupancy": "gauge", "exits": "counter",
+    "saved_core_steps": "counter", "coda_batch_size": "histogram", "scheduler_host_seconds": "counter",
+}  # fmt: skip
 
 
-def test_metrics_under_vllm_names(serve):
-    with serve(metrics_compat=True) as server:
-        text = server.http.get("/metrics").text
-        assert 'vllm:num_requests_running{model_name="tiny"}' in text and "vllm:exit_depth" not in text
+def families(server):
+    """Kinds and samples by family, read as Prometheus reads them (`_created` are times that its library adds)."""
+    found = text_string_to_metric_families(server.http.get("/metrics").text)
+    return {family.name: family for family in found if not family.name.endswith("_created")}
+
+
+def value(families, name, suffix="", **labels):
+    """One sample of ours."""
+    found = families["loopwise:" + name]
+    return next(s.value for s in found.samples if s.name == found.name + suffix and labels.items() <= s.labels.items())
+
+
+@pytest.mark.parametrize("compat", [False, True])
+def test_every_metric_has_its_name_and_kind(serve, compat):
+    shared = {**dict.fromkeys(GAUGES, "gauge"), **dict.fromkeys(COUNTERS, "counter")}
+    shared |= dict.fromkeys(HISTOGRAMS, "histogram")
+    with serve(metrics_compat=compat) as server:
+        server.complete(model="tiny:economy", max_tokens=4)
+        found = {name: family.type for name, family in families(server).items()}
+    wanted = {"loopwise:" + name: kind for name, kind in (shared | OWN).items()}
+    wanted |= {"vllm:" + name: kind for name, kind in shared.items()} if compat else {}
+    assert wanted.items() <= found.items(), wanted.items() - found.items()
+    assert {name for name in found if name.startswith("vllm:")} == {n for n in wanted if n.startswith("vllm:")}
+
+
+def test_the_documentation_lists_every_metric(server):
+    text = (Path(__file__).parents[3] / "docs" / "serve.md").read_text()
+    listed = set(re.findall(r"`([a-z0-9_*]+)[`{]", text.partition("`GET /metrics` has")[2].partition("\n\n")[0]))
+    for name in families(server):
+        name = name.removeprefix("loopwise:")
+        assert any(fnmatch.fnmatch(name, pattern) for pattern in listed), f"docs/serve.md does not name {name}"
+
+
+def test_times_add_up_and_exits_are_counted(serve):
+    with serve() as server:
+        for tier in ("economy", "full"):
+            server.complete(model=f"tiny:{tier}", max_tokens=9, n=2, ignore_eos=True)
+        with stream(server, n=3):
+            pass  # the client leaves at once
+        server.idle()
+        found = families(server)
+    spans = {name: value(found, f"request_{name}_time_seconds", "_sum") for name in ("queue", "prefill", "decode")}
+    assert all(span > 0 for span in spans.values())
+    inference, whole = (
+        value(found, name, "_sum") for name in ("request_inference_time_seconds", "e2e_request_latency_seconds")
+    )
+    assert spans["prefill"] + spans["decode"] == pytest.approx(inference)
+    assert spans["queue"] + inference == pytest.approx(whole)
+    assert value(found, "request_queue_time_seconds", "_count") == 4
+    assert value(found, "request_success", "_total", finished_reason="length") == 4
+    assert value(found, "request_success", "_total", finished_reason="abort") == 3
+    exits = {(tier, reason): value(found, "exits", "_total", tier=tier, reason=reason)
+             for tier in ("economy", "full") for reason in ("prompt", "max_depth")
+             if (tier, reason) != ("economy", "max_depth")}  # fmt: skip
+    assert exits[("economy", "prompt")] == 2 and exits[("full", "max_depth")] >= 16
+    assert value(found, "exits", "_total", tier="economy", reason="converged") >= 1
+    turns = value(found, "coda_batch_size", "_sum")
+    assert value(found, "iteration_tokens_total", "_sum") >= turns >= 36
+
+
+def test_the_queue_shows_in_its_time(serve):
+    with serve(engine={"max_rows": 1, "places": 1}) as server, stream(server, max_tokens=40) as first:
+        lines = first.iter_lines()  # held on to: a generator that is collected closes its connection
+        next(lines)
+        server.complete(max_tokens=1)
+        found = families(server)
+    assert value(found, "request_queue_time_seconds", "_sum") > value(found, "request_prefill_time_seconds", "_sum")
 
 
 def test_keys(serve):
