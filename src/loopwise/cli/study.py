@@ -7,9 +7,9 @@ from typing import Any
 
 from loopwise.cli.evaluation import count, watching
 from loopwise.config import InputError
+from loopwise.store import Store
 from loopwise.study.run import folder_of, provenance, study
 from loopwise.study.settings import SECTIONS, Settings, quick, with_changes
-from loopwise.study.store import Store
 from loopwise.study.subject import corpora
 from loopwise.study.write import write
 

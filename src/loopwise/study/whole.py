@@ -9,9 +9,9 @@ import numpy as np
 from loopwise.checkpoint.native import Checkpoint
 from loopwise.config import InputError
 from loopwise.records import read_json
+from loopwise.store import Store
 from loopwise.study import joint
 from loopwise.study.settings import Settings
-from loopwise.study.store import Store
 from loopwise.study.subject import Corpus, Tell
 
 Json = dict[str, Any]

@@ -5,9 +5,10 @@ import argparse
 import numpy as np
 import pytest
 
-from loopwise.calibrate.compare import Arena, table
+from loopwise.calibrate import compare
 from loopwise.calibrate.families import CANDIDATES, LIVE, PREDICTED, by_depth, candidate_kl, families
 from loopwise.calibrate.fit import fit_probe
+from loopwise.calibrate.table import Arena, table
 from loopwise.exit.policy import Policy
 from loopwise.exit.signals import SIGNALS
 from loopwise.measure.frontier import Ground
@@ -15,6 +16,7 @@ from loopwise.measure.replay import exit_depths
 from loopwise.measure.trace import trace
 from loopwise.measure.windows import Windows
 from loopwise.model.cost import Cost
+from loopwise.recipes.tiny import tiny
 
 DEPTH = 4
 
@@ -64,3 +66,27 @@ def test_thresholds_by_depth_let_equal_shares_pass(arena):
     depths = [exit_depths(arena.found, p.bind(DEPTH)).mean() for _, p in family]
     assert depths == sorted(depths, reverse=True) and depths[-1] == 2
     assert isinstance(family[0][1], Policy) and len(family[0][1].later) == DEPTH - 3
+
+
+def test_finished_tables_are_kept_and_a_changed_budget_makes_them_anew(monkeypatch, tmp_path, capsys):
+    made = []
+
+    def counted(arena: Arena, args: argparse.Namespace, note) -> dict:
+        made.append(args.tolerance)
+        note("counting")
+        return {"rows": [], "best_fixed": args.tolerance}
+
+    monkeypatch.setattr(compare, "table", counted)
+    monkeypatch.setattr(compare, "_arena", lambda *_: None)  # nothing to fit or trace: the table is counted only
+    parser = argparse.ArgumentParser()
+    compare.configure(parser)
+    asked = ["--tokens", "256", "--fit-tokens", "256", "--live-tokens", "0", "--cache", str(tmp_path)]
+
+    def run(*more: str) -> dict:
+        args = parser.parse_args([*asked, "--text", "p=puzzles", *more])
+        return compare.bench_exit(argparse.Namespace(**vars(args), quiet=False), tiny().model)
+
+    first, again = run(), run()
+    assert made == [0.01] and first["tables"] == again["tables"]
+    assert run("--tolerance", "0.02")["tables"][0]["best_fixed"] == 0.02 and made == [0.01, 0.02]
+    assert "1 of 1: tiny on p" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Records of a study, cached by the content they depend on: a stage runs again only if something it reads changed.
+"""Records of a long job, cached by the content they depend on: a stage runs again only if something it reads changed.
 
 A record holds `key`, the hash of everything that decides its result (stage and its version, digests of weights and
 text, budgets), beside the result; a run that was cut off goes on where it stopped.
@@ -21,7 +21,7 @@ def key_of(parts: Mapping[str, Any]) -> str:
 
 
 class Store:
-    """The folder of a study. `records/` is kept and small, `cache/` may be deleted (it ignores itself in git)."""
+    """The folder of a job. `records/` is kept and small, `cache/` may be deleted (it ignores itself in git)."""
 
     def __init__(self, out: Path, *, command: str, seed: int) -> None:
         self.out, self.command, self.seed = out, command, seed
