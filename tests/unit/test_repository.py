@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import loopwise
+from loopwise.exit.signals import SIGNALS
 
 ROOT = Path(__file__).parents[2]
 # Each with an empty group after its first letters, so that this file does not contain what it looks for.
@@ -68,6 +69,16 @@ def test_every_make_target_named_in_the_documents_exists():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
         assert set(re.findall(r"`make ([a-z-]+)`", page.read_text("utf-8"))) <= targets, page.name
+
+
+def test_every_signal_stands_in_the_glossary_under_its_cost():
+    listed: dict[str, set[str]] = {}
+    for cost, names in re.findall(
+        r"^\| `(free|probe|readout)` \| ([^|]*) \|", (ROOT / "docs/concepts.md").read_text(), re.M
+    ):
+        listed[cost] = set(re.findall(r"`(\w+)`", names))
+    assert listed == {cost: {s.name for s in SIGNALS.values() if s.cost == cost} for cost in listed}
+    assert set.union(*listed.values()) == set(SIGNALS)
 
 
 def test_help_needs_no_torch(tmp_path):
