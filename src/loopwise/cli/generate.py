@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         stop=tuple(args.stop),
     )
     prompt = tokenizer.encode(args.prompt)
+    _warn_beyond(checkpoint.config.context, len(prompt) + params.max_tokens, args.quiet)
     model = checkpoint.model()
     prefill = Policy.parse(args.prefill) if args.prefill else _prompt_policy(checkpoint, policy)
     decoder = Decoder(
@@ -93,6 +94,16 @@ def choose_policy(checkpoint: Checkpoint, policy: str | None, tier: str | None) 
         depth = max(1, min(checkpoint.config.max_depth, round(checkpoint.config.mean_depth)))
         return Policy.parse(f"depth={depth}")
     return checkpoint.tier(tier).policy
+
+
+def _warn_beyond(context: int, length: int, quiet: bool) -> None:
+    """The decoder goes on past the context of the checkpoint, but nothing was trained there."""
+    if length > context and not quiet:
+        print(
+            f"warning: prompt and --max-tokens make {length:,} tokens, the checkpoint's context is {context:,}: "
+            "text past it is not what the model was trained for; give a smaller --max-tokens",
+            file=sys.stderr,
+        )
 
 
 def _prompt_policy(checkpoint: Checkpoint, policy: Policy) -> Policy:

@@ -1,5 +1,6 @@
 """The command line: statuses, one-line errors, help."""
 
+import json
 import subprocess
 import sys
 
@@ -48,3 +49,11 @@ def test_bad_input_is_one_line_and_status_2(argv, says, capsys):
     captured = capsys.readouterr()
     assert says in captured.err and captured.err.count("\n") == 1 and "Traceback" not in captured.err
     assert captured.out == ""
+
+
+@pytest.mark.parametrize(("length", "warned"), [("140", True), ("20", False)])
+def test_generating_past_the_context_is_said(length, warned, capsys):
+    asked = ["generate", "tiny", "--prompt", "Once", "--max-tokens", length, "--policy", "depth=1", "--json"]
+    assert main(asked) == 0
+    out, err = capsys.readouterr()
+    assert ("context is 128" in err) == warned and len(json.loads(out)["tokens"]) <= int(length)
