@@ -4,8 +4,8 @@
     python examples/ray_serve.py tiny --replicas 2 --port 8000
 
 A thin ingress reads the beginning of each request and picks a replica by rendezvous hashing, so that its prefix cache
-is warm; a replica that is down or refuses is passed over. Replicas run the ordinary server, each on a port of its own,
-so everything in docs/serve.md holds behind the ingress too.
+is warm; a replica that is down or refuses is passed over, one that died is replaced. Replicas run the ordinary server,
+each on a port of its own, so everything in docs/serve.md holds behind the ingress too.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import os
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -73,9 +74,10 @@ class Replica:
         """Where it listens."""
         return f"http://{ray.util.get_node_ip_address()}:{self._socket.getsockname()[1]}"
 
-    def load(self) -> int:
-        """Choices under way."""
-        return self._service.engine.running + self._service.engine.waiting
+    def state(self) -> dict[str, int]:
+        """Its process, and choices under way."""
+        engine = self._service.engine
+        return {"pid": os.getpid(), "load": engine.running + engine.waiting}
 
 
 @serve.deployment(num_replicas=1, max_ongoing_requests=1024, ray_actor_options={"num_cpus": 0})
@@ -90,11 +92,12 @@ class Ingress:
         self._ready = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def _grown(self) -> list[str]:
+    async def _started(self) -> list[str]:
+        """Addresses of the replicas. The first request waits for the fewest, later ones take what there is."""
         async with self._ready:
-            while len(self._replicas) < self._least:
-                await self._add()
             if not self._tasks:
+                while len(self._replicas) < self._least:
+                    await self._add()
                 self._tasks.add(asyncio.create_task(self._scale()))
         return list(self._replicas)
 
@@ -102,29 +105,39 @@ class Ingress:
         replica = Replica.remote(self._checkpoint)
         self._replicas[await replica.address.remote()] = replica
 
+    async def _states(self) -> dict[str, dict[str, int]]:
+        """What living replicas have to do. Those that died are forgotten."""
+        asked = dict(self._replicas)
+        found = await asyncio.gather(*(r.state.remote() for r in asked.values()), return_exceptions=True)
+        for name, state in zip(asked, found, strict=True):
+            if isinstance(state, BaseException):
+                self._replicas.pop(name, None)
+        return {name: state for name, state in zip(asked, found, strict=True) if isinstance(state, dict)}
+
     async def _scale(self) -> None:
-        """Every second: one more replica above `target` choices each, one less when one fewer would do with half."""
+        """Every second: one more replica above `target` choices each, one less when one fewer would do with half, and
+        never fewer than `least`."""
         while True:
             await asyncio.sleep(1)
-            loads = await asyncio.gather(*(r.load.remote() for r in self._replicas.values()), return_exceptions=True)
-            count, total = len(loads), sum(load for load in loads if isinstance(load, int))
-            if total > self._target * count and count < self._most:
-                await self._add()
+            loads = [state["load"] for state in (await self._states()).values()]
+            count, total = len(loads), sum(loads)
+            if count < self._least or (total > self._target * count and count < self._most):
+                with contextlib.suppress(ray.exceptions.RayError):  # it did not start: try again
+                    await self._add()
             elif count > self._least and loads[-1] == 0 and total < self._target * (count - 1) / 2:
                 ray.kill(self._replicas.popitem()[1])
 
     @app.get("/replicas")
     async def replicas(self) -> JSONResponse:
-        """How many there are and what each has to do."""
-        await self._grown()
-        loads = await asyncio.gather(*(replica.load.remote() for replica in self._replicas.values()))
-        return JSONResponse(dict(zip(self._replicas, loads, strict=True)))
+        """The replicas by address, and what each has to do."""
+        await self._started()
+        return JSONResponse(await self._states())
 
     @app.api_route("/{path:path}", methods=["GET", "POST"])
     async def forward(self, path: str, request: Request) -> Response:
         """Pass a request on, streams included."""
         body = await request.body()
-        names = await self._grown()
+        names = await self._started()
         headers = {k: v for k, v in request.headers.items() if k in ("content-type", "authorization", "x-request-id")}
         order = ranked(names, beginning(body))
         for name in order:

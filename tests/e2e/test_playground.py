@@ -51,6 +51,64 @@ def generated(page, count=1):
     assert page.locator(".pane").count() == count
 
 
+CONTRAST = """() => {
+  const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+  const light = colour => {
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map(c => c / 255)
+      .map(c => c <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4);
+    return .2126 * r + .7152 * g + .0722 * b;
+  };
+  const over = (a, b) => (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+  const style = element => getComputedStyle(element);
+  const of = (element, box) => over(light(style(element).color), light(style(box).backgroundColor));
+  const found = [...document.querySelectorAll("#legend span")].map(span => of(span, span));
+  const panel = document.querySelector("form");
+  for (const one of document.querySelectorAll("label, .figures, .hint, dt, figcaption")) found.push(of(one, panel));
+  return [...found, of(document.getElementById("go"), document.getElementById("go"))];
+}"""
+
+
+def test_it_is_readable_and_reached_by_keyboard(process, browser):
+    _, url = process
+    page = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme="light")
+    page.set_default_timeout(60_000)
+    page.goto(url)
+    page.wait_for_selector("#tier option", state="attached")
+    page.wait_for_selector("#state:has-text('ready')")
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        contrasts = page.evaluate(CONTRAST)
+        assert len(contrasts) > 20 and min(contrasts) >= 4.5, (scheme, contrasts)  # WCAG AA
+        keep(page, f"empty-{scheme}")
+    for width in (390, 320):
+        page.set_viewport_size({"width": width, "height": 844})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.set_viewport_size({"width": 390, "height": 844})
+
+    page.fill("#max", "12")
+    page.focus("#prompt")
+    reached = []
+    while not reached or reached[-1] != "go":
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.id || document.activeElement.localName"))
+        assert len(reached) < 20, reached
+    assert reached == ["kind", "tier", "compare", "max", "temperature", "summary", "go"]
+    page.keyboard.press("Enter")
+    generated(page)
+    assert page.locator(".tok").first.is_visible()
+    page.wait_for_function("document.getElementById('said').textContent.includes('mean depth')")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className").startswith("tok") and page.locator("#tip").is_visible()
+    box = page.locator("#tip").bounding_box()
+    assert box and box["x"] >= 0 and box["x"] + box["width"] <= 390
+    keep(page, "phone-tip")
+    page.keyboard.press("Escape")
+    assert page.locator("#tip").is_hidden()
+    page.close()
+
+
 def test_playground(process, browser):
     server, url = process
     page = browser.new_page(viewport={"width": 1280, "height": 800}, color_scheme="light")
