@@ -48,9 +48,14 @@ class Service:
         """Log-probabilities of every prompt's tokens but the first, under the policy of the request.
 
         The policy that computes prompts anyway does it in one go; any other one decodes the prompt, each token forced.
+        504 past the time of a request.
         """
         assert plan.score is not None
-        return list(await asyncio.gather(*(self._score(plan, prompt, plan.score) for prompt in plan.prompts)))
+        try:
+            async with asyncio.timeout(self.config.request_s or None):
+                return list(await asyncio.gather(*(self._score(plan, prompt, plan.score) for prompt in plan.prompts)))
+        except TimeoutError:
+            raise too_long() from None
 
     async def _score(self, plan: Plan, prompt: list[int], top: int) -> list[PromptToken]:
         if len(prompt) == 1:
@@ -102,6 +107,11 @@ def check(events: list[Event]) -> None:
             raise ApiError(500, str(event.stop_reason), code="engine_error")
 
 
+def too_long() -> ApiError:
+    """504."""
+    return ApiError(504, "the request took longer than this server allows", code="timeout")
+
+
 async def merged(streams: list[tuple[int, Stream]], deadline: float | None) -> AsyncGenerator[Batch, None]:
     """Deltas of several streams in the order of their arrival. Past the `deadline` (of `CLOCK`) a 504 is raised."""
     tasks: dict[asyncio.Task[list[Event] | None], tuple[int, Stream]] = {}
@@ -116,7 +126,7 @@ async def merged(streams: list[tuple[int, Stream]], deadline: float | None) -> A
             left = None if deadline is None else max(0.0, deadline - CLOCK())
             done, _ = await asyncio.wait(tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if not done:
-                raise ApiError(504, "the request took longer than this server allows", code="timeout")
+                raise too_long()
             for task in done:
                 base, stream = tasks.pop(task)
                 events = task.result()

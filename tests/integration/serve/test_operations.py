@@ -202,6 +202,9 @@ def test_a_request_that_takes_too_long(serve):
     with serve(request_s=0.05) as server:
         asked = dict(prompt="A", max_tokens=120, ignore_eos=True, n=30)
         assert server.post("/v1/completions", **asked).status_code == 504
+        scored = {"model": "tiny:economy", "prompt": [[7] * 120] * 30, "echo": True, "logprobs": 1, "max_tokens": 1}
+        assert server.post("/v1/completions", **scored).status_code == 504
+        server.idle()
         with stream(server, n=30) as answer:
             last = [line for line in answer.iter_lines() if line][-1]
         assert json.loads(last[6:])["error"]["code"] == "timeout"
