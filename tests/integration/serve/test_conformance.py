@@ -60,7 +60,13 @@ def test_schemathesis(serve):
     checks.load_all_checks()
     chosen = [
         *checks.CHECKS.get_by_names(
-            ["status_code_conformance", "content_type_conformance", "response_schema_conformance"]
+            [
+                "not_a_server_error",
+                "status_code_conformance",
+                "content_type_conformance",
+                "response_schema_conformance",
+                "response_headers_conformance",
+            ]
         ),
     ]
     with serve() as server:
@@ -69,7 +75,7 @@ def test_schemathesis(serve):
             operation = result.ok()
 
             @given(case=operation.as_strategy())
-            @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+            @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
             def ask(case):
                 if isinstance(case.body, dict) and case.body.get("stream"):
                     return  # an event stream has no schema

@@ -7,9 +7,14 @@ import pytest
 PROMPT = list(range(400, 470))
 
 
-@pytest.mark.parametrize(
-    "tier", ["economy", pytest.param("kl", marks=pytest.mark.slow), pytest.param("full", marks=pytest.mark.slow)]
-)
+TIERS = ["economy", "balanced", "quality", "kl", "full"]
+
+
+def test_no_tier_is_left_out(server):
+    assert sorted(server.service.planner.menu.tiers) == sorted(TIERS)
+
+
+@pytest.mark.parametrize("tier", [TIERS[0], *(pytest.param(tier, marks=pytest.mark.slow) for tier in TIERS[1:])])
 def test_alone_under_load_cold_and_warm(server, tier):
     asked = dict(
         model=f"tiny:{tier}", prompt=PROMPT, max_tokens=10, seed=11, temperature=0.9, return_token_ids=True,
@@ -24,7 +29,7 @@ def test_alone_under_load_cold_and_warm(server, tier):
 
     cold, usage = ask(cache_salt=f"cold-{tier}")
     assert usage["prompt_tokens_details"]["cached_tokens"] == 0
-    for other in ("economy", "kl", "full"):  # whichever tier left the prompt in the cache
+    for other in TIERS:  # whichever tier left the prompt in the cache
         ask(cache_salt=f"by-{other}-for-{tier}", model=f"tiny:{other}")
         warm, usage = ask(cache_salt=f"by-{other}-for-{tier}")
         assert usage["prompt_tokens_details"]["cached_tokens"] > 0 and warm[:2] == cold[:2]
