@@ -1,23 +1,20 @@
 """`loopwise bench serve`: a server under load, over HTTP, and what it owes afterwards.
 
-The load: `--streams` clients at a time for `--seconds`, half of them on `economy` and half on `full`, of which a fifth
-leave in the middle, some read slowly and some send nonsense. At the end the engine must be empty, nothing may have
-leaked, every request must have ended in a defined state, and memory must be flat. Then each tier has the server to
-itself for a while, in turns, so that their throughput ratio can be put beside what calibration says.
+The load (`load.py`, in a process of its own): `--streams` clients at a time for `--seconds`, half of them on `economy`
+and half on `full`, of which a fifth leave in the middle, some read slowly and some send nonsense. At the end the engine
+must be empty, nothing may have leaked, every request must have ended in a defined state, and memory must be flat. Then
+each tier has the server to itself for a while, in turns, so that their throughput ratio can be put beside what
+calibration says.
 """
 
 import argparse
-import asyncio
 import contextlib
 import gc
 import importlib
-import json
-import random
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,24 +25,10 @@ from loopwise.checkpoint.native import Checkpoint, open_checkpoint
 from loopwise.config import InputError
 from loopwise.engine.engine import Engine
 from loopwise.model.cost import Cost
+from loopwise.serve.load import Clients, Load, Seen
 from loopwise.serve.settings import ServeConfig
 
 CLOCK = time.perf_counter
-BAD = (b"{", b'{"model":"tiny","prompt":"x","n":0}', b'{"model":"tiny:cheap","prompt":"x"}', b'{"prompt":"x"}', b"\xff")
-WORDS = "the island sea mountain people government capital river king lion water house country road old city".split()
-STATES = ("finished", "cancelled", "refused", "failed")
-
-
-@dataclass
-class Seen:
-    """What clients saw of one tier. Times in seconds."""
-
-    ttft: list[float] = field(default_factory=list)
-    itl: list[float] = field(default_factory=list)
-    e2e: list[float] = field(default_factory=list)
-    tokens: int = 0
-    loops: int = 0
-    states: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATES, 0))
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -68,23 +51,21 @@ def bench_serve(args: argparse.Namespace) -> dict[str, Any]:
     for tier in tiers:
         service.planner.menu.tier_of(f"{checkpoint.name}:{tier}")
     begun = time.time()
-    with running(service) as port:
-        load = Load(checkpoint.name, port, args)
-        load.run([(tiers[0], False), (tiers[1], False)], min(5.0, args.seconds))  # warm up
-        load.reset()
+    with running(service) as port, Clients() as clients:
+        load = Load(checkpoint.name, port, tiers, args.streams, args.max_tokens, args.seed)
+        load = clients.run(load, tiers, False, min(5.0, args.seconds)).fresh()  # warm up
         memory = [resident()]
         parts = max(2, min(10, int(args.seconds // 10)))
-        took = 0.0
         for _ in range(parts):
-            took += load.run([(tiers[0], True), (tiers[1], True)], args.seconds / parts)
+            load = clients.run(load, tiers, True, args.seconds / parts)
             memory.append(resident())
-        mixed, wrong, health = load.seen, load.wrong, settled(service, port)
+        mixed, health = load, settled(service, port)
         alone: dict[str, list[tuple[Seen, float]]] = {tier: [] for tier in tiers}
         for _ in range(3):
             for tier in tiers:
-                load.reset()
-                alone[tier].append((load.seen[tier], load.run([(tier, False)], args.alone / 3)))
-    found = _rows(took, mixed, wrong, memory, health, alone)
+                load = clients.run(load.fresh(), [tier], False, args.alone / 3)
+                alone[tier].append((load.seen[tier], load.took))
+    found = _rows(mixed, memory, health, alone)
     return found | {
         "ratios": _ratios(service, checkpoint, tiers, alone),
         "manifest": _manifest(args, checkpoint, begun),
@@ -119,104 +100,6 @@ def running(service: Any) -> Iterator[int]:
         taken.close()
 
 
-class Load:
-    """Clients of one server. `seen` is by tier; `wrong` counts answers to nonsense by status."""
-
-    def __init__(self, name: str, port: int, args: argparse.Namespace) -> None:
-        self.name, self.port, self.args = name, port, args
-        self.rng = random.Random(args.seed)
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget what was seen."""
-        self.seen = {tier: Seen() for tier in self.args.tiers.split(",")}
-        self.wrong: dict[int, int] = {}
-
-    def run(self, kinds: list[tuple[str, bool]], seconds: float) -> float:
-        """Load of several kinds (tier, whether clients misbehave) for a time; the seconds it took until all ended."""
-        begun = CLOCK()
-        asyncio.run(self._all(kinds, begun + seconds))
-        return CLOCK() - begun
-
-    async def _all(self, kinds: list[tuple[str, bool]], until: float) -> None:
-        await asyncio.gather(*(self._client(*kinds[i % len(kinds)], until) for i in range(self.args.streams)))
-
-    async def _client(self, tier: str, rough: bool, until: float) -> None:
-        while CLOCK() < until:
-            draw = self.rng.random()
-            if rough and draw < 0.05:
-                await self._nonsense()
-            else:
-                leaves, slow = rough and draw < 0.25, rough and draw > 0.9
-                await self._ask(tier, leaves, slow)
-
-    async def _nonsense(self) -> None:
-        async with connection(self.port) as (reader, writer):
-            writer.write(request(self.rng.choice(BAD)))
-            status = int((await reader.readline()).split()[1])
-            self.wrong[status] = self.wrong.get(status, 0) + 1
-
-    async def _ask(self, tier: str, leaves: bool, slow: bool) -> None:
-        """One stream, read to its end unless the client leaves before."""
-        rng, seen = self.rng, self.seen[tier]
-        prompt = "The " + " ".join(rng.choice(WORDS) for _ in range(rng.randint(2, 40)))
-        body = {
-            "model": f"{self.name}:{tier}", "prompt": prompt, "max_tokens": rng.randint(2, self.args.max_tokens),
-            "temperature": 0.8, "seed": rng.randrange(1 << 30), "stream": True, "return_token_ids": True,
-            "stream_options": {"include_usage": True},
-        }  # fmt: skip
-        stay = rng.randint(0, body["max_tokens"]) if leaves else 1 << 30
-        begun, state = CLOCK(), "failed"
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, TimeoutError, ValueError, IndexError):
-            async with connection(self.port) as (reader, writer), asyncio.timeout(300):
-                writer.write(request(json.dumps(body).encode()))
-                status = int((await reader.readline()).split()[1])
-                state = await self._read(reader, seen, begun, stay, slow) if status == 200 else "refused"
-        seen.states[state] += 1
-
-    async def _read(self, reader: asyncio.StreamReader, seen: Seen, begun: float, stay: int, slow: bool) -> str:
-        """Follow a stream; the state it ended in. Slow readers' times are not counted."""
-        count, last = 0, begun
-        while True:
-            line = await reader.readline()
-            if not line or count >= stay:
-                return "cancelled" if line else "failed"
-            if not line.startswith(b"data: "):
-                continue
-            now = CLOCK()
-            if line.startswith(b"data: [DONE]"):
-                seen.e2e += [] if slow else [now - begun]
-                return "finished"
-            chunk = json.loads(line[6:])
-            if "error" in chunk:
-                return "failed"
-            made = sum(len(choice["token_ids"]) for choice in chunk["choices"])
-            if chunk.get("usage"):
-                seen.loops += chunk["usage"]["compute"]["loops"]
-                seen.tokens += chunk["usage"]["completion_tokens"]
-            elif made and not slow:
-                (seen.itl if count else seen.ttft).extend([(now - last) / made] * (made if count else 1))
-            count, last = count + made, now
-            if slow:
-                await asyncio.sleep(0.2)
-
-
-@contextlib.asynccontextmanager
-async def connection(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection that is closed at once at the end, whatever is on its way."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
-    try:
-        yield reader, writer
-    finally:
-        writer.transport.abort()
-
-
-def request(body: bytes) -> bytes:
-    """A request for a completion."""
-    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n"
-    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
-
-
 def settled(service: Any, port: int) -> dict[str, Any]:
     """Wait until the engine is idle, assert that nothing leaked, and ask for its health."""
     engine: Engine = service.engine.engine
@@ -238,7 +121,7 @@ def settled(service: Any, port: int) -> dict[str, Any]:
 
 
 def resident() -> int:
-    """Resident memory of this process in bytes (server and clients), after a garbage collection."""
+    """Resident memory of this process, the server's, in bytes, after a garbage collection."""
     gc.collect()
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
@@ -252,20 +135,16 @@ def percentile(values: list[float], percent: float) -> float:
 
 
 def _rows(
-    took: float,
-    mixed: dict[str, Seen],
-    wrong: dict[int, int],
-    memory: list[int],
-    health: dict[str, Any],
-    alone: dict[str, list[tuple[Seen, float]]],
+    mixed: Load, memory: list[int], health: dict[str, Any], alone: dict[str, list[tuple[Seen, float]]]
 ) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
+    took, wrong = mixed.took, mixed.wrong
 
     def row(name: str, value: float, unit: str) -> None:
         rows.append({"name": name, "value": float(value), "unit": unit})
 
     row("mixed", took, "s")
-    for tier, seen in mixed.items():
+    for tier, seen in mixed.seen.items():
         row(f"mixed_{tier}_output", seen.tokens / took, "tokens/s")
         for what in ("ttft", "itl", "e2e"):
             for percent in (50, 95, 99):
