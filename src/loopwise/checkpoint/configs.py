@@ -146,6 +146,8 @@ def parcae(c: Foreign, names: Names) -> ModelConfig:
         c,
         recurrent_embedding_dimension=d,
         recurrent_num_attention_heads=(None, heads),
+        num_key_value_heads=(None, heads),  # its core has a key per query head whatever this says
+        causal=True,
         clip_qkv=None,
         bias=False,
         qk_bias=False,
@@ -161,6 +163,8 @@ def parcae(c: Foreign, names: Names) -> ModelConfig:
         center_attention=False,
         injection_type=("diagonal", "linear", "add"),
     )
+    for key in ("norm_class_name", "nonlin_name"):
+        get(c, key)  # their defaults are LayerNorm and GELU
     turning, core = get(c, "rope_settings"), get(c, "recurrent_intermediation_embedding_dimension")
     only(turning, use_rope=True)
     condense = float(turning.get("rope_condense_ratio", 1))
@@ -179,7 +183,7 @@ def parcae(c: Foreign, names: Names) -> ModelConfig:
         vocab_size=rows(c, names, "transformer.wte.weight"),
         d_model=d,
         num_heads=heads,
-        num_kv_heads=c.get("num_key_value_heads"),
+        num_kv_heads=heads,
         d_ff=get(c, "intermediate_size"),
         core_d_ff=core,
         prelude_layers=stages[0],
@@ -220,7 +224,7 @@ def nanochat(c: Foreign, names: Names) -> ModelConfig:
     """looped_nanochat: norms on the residual sum, rotary tables rounded to bf16, windows of N + 1 positions, padding
     rows of the vocabulary kept aside. Its rotation goes the other way, which the key map absorbs. Keys that older
     checkpoints lack get the values that the project's own loader gives them."""
-    c = c.get("model_config", c)
+    c = {key: value for key, value in c.get("model_config", c).items() if value is not None}
     for key in c.keys() - set(NANOCHAT_KEYS) if "step" not in c else ():
         raise InputError(f"config key '{key}' is unknown to looped_nanochat: {nearest(key, NANOCHAT_KEYS)}")
     d, mode = get(c, "n_embd"), c.get("input_injection", "inject_init_prelude")

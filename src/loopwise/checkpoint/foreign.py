@@ -16,6 +16,7 @@ from torch import Tensor
 from loopwise.checkpoint import gguf
 from loopwise.checkpoint.families import FAMILIES, Entry, Family
 from loopwise.checkpoint.native import Checkpoint, build, expected_shapes, fetch, replace_folder
+from loopwise.checkpoint.settings import check_kinds
 from loopwise.checkpoint.tensors import CODES, DTYPES, Facts, Folder, Held, Renamed, Tensors, write_shards, write_stream
 from loopwise.checkpoint.transforms import TRANSFORMS
 from loopwise.config import InputError, ModelConfig
@@ -76,8 +77,10 @@ def detect(foreign: Mapping[str, Any], names: Mapping[str, Facts]) -> tuple[str,
 def make_plan(foreign: Mapping[str, Any], tensors: Tensors) -> Plan:
     """Recognise the family, map the configuration and account for every key; reads no tensor."""
     if tensors.facts and all(name.startswith(COMPILED) for name in tensors.facts):
-        tensors = Renamed(tensors, COMPILED)
+        tensors = Renamed(tensors, {name.removeprefix(COMPILED): name for name in tensors.facts})
+    check_kinds(foreign)
     name, family = detect(foreign, tensors.facts)
+    tensors = _embedding_named(family, foreign, tensors)
     config = family.build(foreign, tensors.facts)
     shapes, names = expected_shapes(config), tensors.facts.keys()
     entries = [entry for entry in family.entries(config) if entry.target in shapes]
@@ -88,6 +91,18 @@ def make_plan(foreign: Mapping[str, Any], tensors: Tensors) -> Plan:
     orphans = sorted(shapes.keys() - {entry.target for entry in entries})
     missing = sorted(used - names) + [f"(ours) {target}" for target in orphans]
     return Plan(name, config, foreign, tensors, entries, twins, carried, sorted(set(rest) - set(carried)), missing)
+
+
+def _embedding_named(family: Family, foreign: Mapping[str, Any], tensors: Tensors) -> Tensors:
+    """Tied weights that are stored under the head's name alone (safetensors keeps one name of a shared tensor, the
+    first in the alphabet), under the embedding's."""
+    names = tensors.facts.keys()
+    moved = {of: twin for twin, of in family.twins.items() if twin in names and of not in names}
+    if not moved:
+        return tensors
+    kept = {name: name for name in names if name not in moved.values()}
+    renamed = Renamed(tensors, kept | moved)
+    return renamed if family.build(foreign, renamed.facts).tied else tensors
 
 
 class Opened(NamedTuple):
@@ -249,7 +264,7 @@ def _describe(plan: Plan) -> dict[str, Any]:
         "tensors": {name: [list(f.shape), f.dtype, f.file] for name, f in plan.tensors.facts.items()},
         "twins": plan.twins,
         "carried": plan.carried,
-        "prefix": plan.tensors.prefix if isinstance(plan.tensors, Renamed) else "",
+        "names": plan.tensors.names if isinstance(plan.tensors, Renamed) else {},
     }
 
 
@@ -290,9 +305,9 @@ def to_foreign(checkpoint: Checkpoint, out: Path) -> Path:
     temporary = out.with_name(f".{out.name}.writing")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    prefix = source.get("prefix", "")
-    whole = {prefix + name: fact for name, fact in facts.items()}
-    write_shards(temporary, whole, lambda name: read(name.removeprefix(prefix)))
+    prefix = source.get("prefix", "")  # how earlier versions noted what `names` says
+    ours = {source.get("names", {}).get(name, prefix + name): name for name in facts}
+    write_shards(temporary, {of: facts[name] for of, name in ours.items()}, lambda of: read(ours[of]))
     (temporary / "config.json").write_text(json.dumps(source["config"], indent=2) + "\n", "utf-8")
     copy_companions(checkpoint.folder, temporary)
     return replace_folder(temporary, out)

@@ -1,6 +1,7 @@
 """Reading foreign configurations: what must be there, what may be there, and the settings several families share."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from loopwise.checkpoint.tensors import Facts
@@ -8,7 +9,58 @@ from loopwise.config import InputError
 
 Foreign = Mapping[str, Any]
 Names = Mapping[str, Facts]
-MAX_WINDOW_LAYERS = 28  # default of the configurations that know `max_window_layers`
+MAX_WINDOW_LAYERS = 28  # defaults of the configurations that know `max_window_layers` and `sliding_window`
+WINDOW = 4096
+
+HEADS = (
+    "n_head",
+    "n_heads",
+    "num_attention_heads",
+    "n_kv_head",
+    "num_key_value_heads",
+    "recurrent_num_attention_heads",
+)
+COUNTS = (
+    *("vocab_size", "padded_vocab_size", "n_embd", "hidden_size", "intermediate_size", "head_dim", "num_hidden_layers"),
+    *("n_layers_in_prelude", "n_layers_in_recurrent_block", "n_layers_in_coda", "n_prelude", "n_recur_block", "n_coda"),
+    *("block_size", "sequence_len", "max_position_embeddings", "original_max_position_embeddings", "sliding_window"),
+    *("max_window_layers", "total_ut_steps", "train_recur_max", "recurrent_embedding_dimension"),
+    "recurrent_intermediation_embedding_dimension",
+)
+NUMBERS = (
+    *("norm_eps", "rms_norm_eps", "rope_base", "rope_theta", "factor", "low_freq_factor", "high_freq_factor"),
+    *("rope_condense_ratio", "embed_scale", "mean_recurrence", "train_recur_mean", "logit_softcap"),
+)
+FLAGS = ("tie_embeddings", "tie_word_embeddings", "qk_bias", "qk_norm", "prelude_norm", "use_sliding_window")
+TEXTS = ("model_type", "window_pattern", "init_strategy", "injection_type", "rope_type", "type", "input_injection")
+TABLES = ("rope_scaling", "rope_parameters", "rope_settings", "init_values", "model_config")
+
+
+def _number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+
+
+KINDS: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
+    (HEADS, lambda value: type(value) is int and value >= 1, "an integer of at least 1"),
+    (COUNTS, lambda value: type(value) is int and value >= 0, "an integer of at least 0"),
+    (NUMBERS, _number, "a number"),
+    (FLAGS, lambda value: type(value) is bool, "true or false"),
+    (TEXTS, lambda value: type(value) is str, "a text"),
+    (TABLES, lambda value: isinstance(value, Mapping), "an object"),
+    (("layer_types",), lambda value: isinstance(value, list), "a list"),
+]
+
+
+def check_kinds(config: Foreign) -> None:
+    """Refuse known settings whose value is of another kind than any version writes; null always passes, as absent."""
+    for names, right, wanted in KINDS:
+        for key in names:
+            value = config.get(key)
+            if value is not None and not right(value):
+                raise InputError(f"config key '{key}' is {value!r}: use {wanted}")
+    for key in TABLES:
+        if config.get(key):
+            check_kinds(config[key])
 
 
 def only(config: Foreign, **allowed: Any) -> None:
@@ -57,11 +109,12 @@ def rope(config: Foreign, theta: float) -> dict[str, Any]:
 
 
 def windows(c: Foreign, layers: int) -> tuple[int, ...]:
-    """Attention windows per layer, empty if none slides. Mistral slides wherever `sliding_window` is set; the others
+    """Attention windows per layer, empty if none slides. Mistral slides unless `sliding_window` is null; the others
     only with `use_sliding_window`, in the layers that `layer_types` names or from `max_window_layers` on."""
     always = c.get("model_type") == "mistral"
-    window = (c.get("sliding_window") or 0) if always or c.get("use_sliding_window") else 0
-    first = 0 if always else c.get("max_window_layers", MAX_WINDOW_LAYERS)
+    window = (c.get("sliding_window", WINDOW) or 0) if always or c.get("use_sliding_window") else 0
+    first = c.get("max_window_layers")
+    first = 0 if always else MAX_WINDOW_LAYERS if first is None else first
     kinds = c.get("layer_types") or ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
     for kind in kinds:
         only({"layer type": kind}, **{"layer type": ("full_attention", "sliding_attention")})

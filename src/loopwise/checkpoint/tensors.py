@@ -202,12 +202,14 @@ def write_shards(folder: Path, facts: Mapping[str, Facts], read: Callable[[str],
 
 
 class Renamed:
-    """Tensors of another source without a prefix that all their names have."""
+    """Tensors of another source under other names: `names` maps ours to theirs, and what it lacks is not there."""
 
-    def __init__(self, tensors: Tensors, prefix: str) -> None:
-        self.inside, self.prefix = tensors, prefix
-        self.facts = {name.removeprefix(prefix): fact for name, fact in tensors.facts.items()}
+    def __init__(self, tensors: Tensors, names: Mapping[str, str]) -> None:
+        if isinstance(tensors, Renamed):
+            tensors, names = tensors.inside, {name: tensors.names[of] for name, of in names.items()}
+        self.inside, self.names = tensors, names
+        self.facts = {name: tensors.facts[of] for name, of in names.items()}
 
     def read(self, name: str) -> Tensor:
-        """The tensor that has this name behind the prefix."""
-        return self.inside.read(self.prefix + name)
+        """The tensor that has this name here."""
+        return self.inside.read(self.names[name])
