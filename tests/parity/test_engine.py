@@ -26,9 +26,9 @@ from loopwise.sampling import SamplingParams
 pytestmark = pytest.mark.usefixtures("no_shape_checks")
 VOCAB, DEPTH = 61, 8
 POLICIES = (
-    "depth=1", "depth=3", "depth=8", "rel_change<0.3", "rel_change<0.4/0.2,max=6", "rel_change<0.25,lag=1",
-    "accel<0.4,min=2", "cosine<0.03,patience=2", "kl<0.01", "kl_prev<0.02,every=2,max=7", "entropy<3.9,min=2",
-    "margin<0.97", "argmax<0.5,patience=2", "probe<0.5", "fisher<0.2,min=3", "extrap<0.4",
+    "depth=1", "depth=3", "depth=8", "rel_change<0.3", "rel_change<0.8", "rel_change<0.4/0.2,max=6",
+    "rel_change<0.25,lag=1", "accel<0.4,min=2", "cosine<0.03,patience=2", "kl<0.01", "kl_prev<0.02,every=2,max=7",
+    "entropy<3.9,min=2", "margin<0.97", "argmax<0.5,patience=2", "probe<0.5", "fisher<0.2,min=3", "extrap<0.4",
 )  # fmt: skip
 
 
@@ -124,8 +124,10 @@ def check(model: RecurrentLM, config: EngineConfig, policies: tuple[str, ...], s
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("seed", range(3))
-def test_random_mixes(layout, seed):
+@pytest.mark.parametrize(("seed", "lag", "padded"), [(0, 0, ()), (1, 0, ()), (0, 1, ()), (1, 1, (2, 3)), (2, 1, (8,))])
+def test_random_mixes(layout, seed, lag, padded):
+    """Waiting for exits or reading them a launch late, launches as they are or padded: always the reference's tokens,
+    so the same for the same seed."""
     rng = random.Random(f"{layout}{seed}")
     config = EngineConfig(
         layout=layout,
@@ -138,8 +140,32 @@ def test_random_mixes(layout, seed):
         prefill_tokens=rng.choice([4, 30]),
         kv_tokens=rng.choice([64, 200]),
         prefix_cache=rng.choice([True, True, False]),
+        lag=lag,
+        padded=padded,
     )
     check(make(), config, POLICIES, seed)
+
+
+@pytest.mark.parametrize("stops", [(), (28, 42)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_surplus_pass_leaves_no_trace(layout, stops):
+    """A request alone, read a launch late, runs every token once more that its signal stopped, and once after its end:
+    counted, and the same tokens, depths and (up to its last position) KV memory to the bit as without."""
+    model, found = make(), []
+    params = SamplingParams(max_tokens=12, stop_ids=stops)
+    for lag in (0, 1):
+        engine = Engine(model, EngineConfig(policy="rel_change<0.8", layout=layout, kv_tokens=64, lag=lag))
+        output = collect(drive(engine, [Request(prompt=[5, 9, 2], params=params, id="x")], random.Random(0), 0)["x"])
+        pool = engine.runner.pool
+        kept = [t.unflatten(0, (-1, pool.blocks))[:, : pool.nowhere] for t in (*pool.keys, *pool.values)]
+        found.append((output.tokens, output.depths, kept))
+        surplus, passes = (engine.stats()[key] for key in ("surplus_passes", "core_passes"))
+        early = sum(depth < DEPTH for depth in output.depths[1:])
+        assert passes == sum(output.depths[1:])
+        assert surplus == (early + (output.finish == "stop") if lag else 0)
+    (tokens, depths, kept), (late_tokens, late_depths, late_kept) = found
+    assert (tokens, depths) == (late_tokens, late_depths) and len({*depths[1:]}) > 1
+    assert stops or all(torch.equal(a, b) for a, b in zip(kept, late_kept, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -154,15 +180,17 @@ def test_random_mixes(layout, seed):
 )
 def test_other_wirings(changes):
     """Windows, value embeddings, seeded states, missing preludes and codas: the context carries all of it."""
-    config = EngineConfig(policy="depth=5", prefill="rel_change<0.3", max_rows=4, chunk=5, kv_tokens=200)
-    check(make(**changes), config, ("depth=6", "rel_change<0.3", "kl<0.01"), seed=5)
+    for lag in (0, 1):
+        config = EngineConfig(policy="depth=5", prefill="rel_change<0.3", max_rows=4, chunk=5, kv_tokens=200, lag=lag)
+        check(make(**changes), config, ("depth=6", "rel_change<0.3", "kl<0.01"), seed=5)
 
 
 @pytest.mark.parametrize("name", SIGNALS)
-def test_every_signal(name):
+@pytest.mark.parametrize("lag", [0, 1])
+def test_every_signal(name, lag):
     """Each signal under a threshold that some tokens pass and some do not."""
     model = make()
-    engine = Engine(model, EngineConfig(policy="depth=6", max_rows=3, kv_tokens=300), probe=fitted())
+    engine = Engine(model, EngineConfig(policy="depth=6", max_rows=3, kv_tokens=300, lag=lag), probe=fitted())
     requests = [
         Request(prompt=[i, 2 * i, 5], policy=f"{name}<{threshold:g}", id=f"{i}-{threshold}",
                 params=SamplingParams(max_tokens=4))
@@ -229,18 +257,36 @@ def test_batch_mates_change_nothing(temperature):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize(("lag", "padded"), [(0, ()), (1, ()), (1, None)], ids=["waits", "late", "late, graphs"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_on_cuda_it_equals_the_reference_there(layout):
+def test_on_cuda_it_equals_the_reference_there(layout, lag, padded):
     model = RecurrentLM(make().config).initialise(0).eval().requires_grad_(False).cuda()
     probe = fitted()
     rng = random.Random(0)
-    engine = Engine(
-        model, EngineConfig(layout=layout, policy="depth=5", max_rows=4, chunk=8, kv_tokens=300), probe=probe
-    )
+    config = EngineConfig(layout=layout, policy="depth=5", max_rows=4, chunk=8, kv_tokens=300, lag=lag, padded=padded)
+    engine = Engine(model, config, probe=probe)
     heads = [[rng.randrange(VOCAB) for _ in range(24)]]
-    policies = ("depth=3", "rel_change<0.3", "kl<0.01")
+    policies = ("depth=3", "rel_change<0.3", "rel_change<0.8", "kl<0.01")
     requests = [Request(**{**vars(draw_request(rng, heads, policies)), "id": str(i)}) for i in range(8)]
     found = drive(engine, requests, rng)
     for name, events in found.items():
         output = collect(events)
         assert (output.tokens, output.depths, output.finish) == expected(model, engine, requests[int(name)])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_decoding_on_cuda_never_waits_for_the_device():
+    """With torch told to refuse synchronisation, greedy decoding runs once its launches are recorded."""
+    model = RecurrentLM(make().config).initialise(0).eval().requires_grad_(False).cuda()
+    engine = Engine(model, EngineConfig(policy="rel_change<0.8", max_rows=4, kv_tokens=300, padded=(4,)))
+    for number in range(4):
+        engine.submit(Request(prompt=[5, 9, number], params=SamplingParams(max_tokens=40)))
+    for _ in range(20):
+        engine.step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(20):
+            engine.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -52,8 +52,8 @@ class Planner(RuleBasedStateMachine):
         self.memory: dict[int, tuple] = {}  # block -> tokens up to and including it, as far as written
         self.alive: dict[Job, int] = {}  # job -> tokens still to make
         self.written: dict[Job, int] = {}
-        self.launches_since: dict[Job, int] = {}
-        self.admitted: list[Job] = []
+        self.late_exits: list[Job] = []  # left, or ended, in the last launch, and the planner does not know it yet
+        self.late_ends: list[Job] = []
 
     @rule(prompt=PROMPTS, new=st.integers(1, 5), priority=st.integers(-1, 1), salted=st.booleans())
     def arrive(self, prompt, new, priority, salted):
@@ -84,7 +84,7 @@ class Planner(RuleBasedStateMachine):
     def launch(self, data):
         work = self.planner.plan()
         if work is None:
-            assert not self.alive, "the planner idles while jobs wait"
+            assert not self.alive and not self.late_ends, "the planner idles while jobs wait"
             return
         assert 0 < (len(work.pieces) if isinstance(work, Prefill) else len(work.places))
         victim = None
@@ -92,8 +92,19 @@ class Planner(RuleBasedStateMachine):
             victim = data.draw(st.sampled_from(sorted(self.alive, key=lambda j: j.arrival)))
             self.planner.cancel(victim)  # in the middle of a launch
             del self.alive[victim]
+        exits, ends, self.late_exits, self.late_ends = self.late_exits, self.late_ends, [], []
         getattr(self, f"_{type(work).__name__.lower()}")(work, data)
         assert victim is None or victim.over
+        self._tell(exits, ends)
+
+    def _tell(self, exits: list[Job], ends: list[Job]):
+        """What the launch before this one found out."""
+        places = {job.place for job in exits if self.planner.jobs.get(job.place) is job}
+        self.planner.left(places)
+        assert not places.intersection(self.planner.ready), "a row that left waits for another pass"
+        for job in ends:
+            self.planner.cancel(job)
+            assert job.over
 
     def _prefill(self, work: Prefill, data):
         knobs = self.planner.knobs
@@ -136,8 +147,10 @@ class Planner(RuleBasedStateMachine):
             job = self.planner.jobs[place]
             if job in self.alive:
                 self.alive[job] -= 1
-                if self.alive[job] == 0 or data.draw(st.integers(0, 9)) == 0:
-                    finished.add(place)
+                end = 0 if self.alive[job] == 0 else data.draw(st.integers(0, 9))
+                if end < 2:
+                    finished |= {place} if end == 0 else set()
+                    self.late_ends += [job] if end == 1 else []
                     del self.alive[job]
                 else:
                     position = max(self.written[job], len(job.prompt))
@@ -146,7 +159,11 @@ class Planner(RuleBasedStateMachine):
 
     def _core(self, work: Core, data):
         assert len(work.places) <= self.planner.knobs.max_rows
-        self.planner.passed([data.draw(st.booleans()) for _ in work.places])
+        found = [data.draw(st.sampled_from(["stays", "leaves", "left, told late"])) for _ in work.places]
+        self.late_exits = [
+            self.planner.jobs[p] for p, how in zip(work.places, found, strict=True) if how == "left, told late"
+        ]
+        self.planner.passed([how == "leaves" for how in found])
 
     @invariant()
     def whole(self):
@@ -157,7 +174,7 @@ class Planner(RuleBasedStateMachine):
         """Everything ends; then nothing is held and the books balance."""
         if not hasattr(self, "planner"):
             return
-        for job in list(self.alive):
+        for job in [*self.alive, *self.late_ends]:
             self.planner.cancel(job)
         assert self.planner.plan() is None and not self.planner.busy
         assert self.pool.num_held == 0

@@ -12,13 +12,16 @@ import torch
 from loopwise.config import InputError
 from loopwise.data.tokenizer import Tokenizer
 from loopwise.engine.blocks import BlockPool
+from loopwise.engine.graphs import powers_to
 from loopwise.engine.job import Job
+from loopwise.engine.late import Exits, Tokens
 from loopwise.engine.pool import KVPool
 from loopwise.engine.prefix import chain_start
+from loopwise.engine.readback import Readback, upload
 from loopwise.engine.request import EngineConfig, Event, PromptToken, Request
 from loopwise.engine.runner import Kind, Runner
 from loopwise.engine.runner import Work as Chunk
-from loopwise.engine.sampler import choose, read
+from loopwise.engine.sampler import Readings, choose
 from loopwise.engine.scheduler import Core, Knobs, Prefill, Scheduler, Turn
 from loopwise.engine.sequence import Made, Sequence
 from loopwise.engine.stats import Stats
@@ -58,6 +61,10 @@ class Engine:
         model.rotary.reserve(self.context)
         weight = model.embedding.weight
         self._start = (digest, config.layout, str(self.prefill), str(weight.dtype))
+        cuda = weight.device.type == "cuda"
+        self.lag = int(cuda) if config.lag is None else config.lag
+        if self.lag not in (0, 1):
+            raise InputError(f"lag is {self.lag}: use 0 (wait for exits) or 1 (read them a launch later)")
         columns = weight.device.type == "cpu" and weight.dtype == torch.float32
         size = model.config.width if columns else 16
         blocks = self._num_blocks(size)
@@ -65,8 +72,13 @@ class Engine:
         self.blocks = BlockPool(blocks)
         self.planner = Scheduler(self._knobs(size), self.blocks)
         most = min(blocks, -(-self.context // size))
-        self.runner = Runner(model, pool, places=self.places, max_blocks=most, prefill=self.prefill, probe=probe)
+        padded = config.padded if config.padded is not None else powers_to(config.max_rows) if cuda else ()
+        self.runner = Runner(
+            model, pool, places=self.places, max_blocks=most, prefill=self.prefill, probe=probe, lag=self.lag,
+            padded=padded,
+        )  # fmt: skip
         self.totals = Stats()
+        self._late: Exits | Tokens | None = None
         self._sequences: dict[str, dict[int, Sequence]] = {}
         self._by_job: dict[Job, Sequence] = {}
         self._names = itertools.count()
@@ -181,21 +193,50 @@ class Engine:
     # Launches
 
     def step(self) -> list[Event]:
-        """Plan and run one launch; the events of the tokens it made."""
+        """Plan and run one launch; the events of the tokens that became known."""
         begin = _CLOCK()
         work = self.planner.plan()
+        late, self._late = self._late, None
         events: list[Event] = []
         if isinstance(work, Core):
-            start = _CLOCK()
-            left = self.runner.core(work.places)
-            self.totals.count("core", len(work.places), _CLOCK() - start)
-            self.planner.passed(left)
+            self._core(work.places)
         elif isinstance(work, Turn):
             events = self._turn(work.places)
         elif isinstance(work, Prefill):
             self._prefill(work)
+        if late is not None:
+            events += self._catch_up(late, work.places if isinstance(work, Core) else [])
         self.totals.wall_s += _CLOCK() - begin
         return events
+
+    def _core(self, places: list[int]) -> None:
+        start = _CLOCK()
+        leave, asked, verdicts = self.runner.core(places)
+        if verdicts is not None and self.lag:
+            self._late = Exits([self.planner.jobs[places[n]] for n in asked], [leave[n] for n in asked], verdicts)
+        elif verdicts is not None:
+            for number, verdict in zip(asked, verdicts.take()[0], strict=True):
+                leave[number] |= verdict
+        self.totals.count("core", len(places), _CLOCK() - start)
+        self.planner.passed(leave)
+
+    def _catch_up(self, late: Exits | Tokens, launched: list[int]) -> list[Event]:
+        """Take what the launch before the last one said. Rows that it ended ran for nothing if they were `launched`."""
+        if isinstance(late, Tokens):
+            events = self._push(late)
+            ended = [s.job for s in late.sequences if s.finish and not s.job.over]
+            self.totals.surplus_passes += sum(job.place in launched for job in ended)
+            for job in ended:
+                self.planner.cancel(job)
+            return events
+        places = {
+            job.place
+            for job, known, verdict in zip(late.jobs, late.known, late.verdicts.take()[0], strict=True)
+            if verdict and not known and self.planner.jobs.get(job.place) is job
+        }
+        self.totals.surplus_passes += len(places.intersection(launched))
+        self.planner.left(places)
+        return []
 
     def _prefill(self, work: Prefill) -> None:
         chunks, tokens = [], 0
@@ -223,45 +264,46 @@ class Engine:
         following = torch.tensor(sequence.job.prompt[start + 1 : stop + 1], dtype=torch.long, device=logits.device)
         logits = logits[: len(following)]
         wanted = [sequence.request.prompt_logprobs] * len(following)
-        for token, found in zip(following.tolist(), read(logits, following, wanted), strict=True):
+        for token, found in zip(following.tolist(), Readings(logits, following, wanted).take(), strict=True):
             assert found is not None
             sequence.prompt_logprobs.append(PromptToken(token, *found))
 
     def _turn(self, places: list[int]) -> list[Event]:
         start = _CLOCK()
-        jobs = self.planner.jobs
-        sequences = [self._by_job[jobs[place]] for place in places]
+        sequences = [self._by_job[self.planner.jobs[place]] for place in places]
+        numbers = [len(s.output) for s in sequences]
         logits = self.runner.coda(places)
-        asks = [sequence.ask() for sequence in sequences]
-        tokens = choose(logits, asks)
-        readings = read(logits, tokens, [s.params.logprobs for s in sequences])
-        ids, depths, signals = tokens.tolist(), self.runner.depths(places), self.runner.signals(places)
-        model_s = _CLOCK() - start
-        events, finished, going = [], set(), []
-        for number, sequence in enumerate(sequences):
-            kind = sequence.kind
-            shown = signals[number] if kind.signal and sequence.output else None
-            event = sequence.push(Made(ids[number], depths[number], shown, readings[number]))
-            events.append(event)
-            if event.finish:
-                finished.add(places[number])
-                self._end(sequence)
-            else:
-                going.append(number)
-        self._count(events)
-        start = _CLOCK()
+        tokens = choose(logits, [s.ask() for s in sequences])
+        readings = Readings(logits, tokens, [s.params.logprobs for s in sequences])
+        made = Tokens(sequences, Readback(tokens, *self.runner.outcome(places)), readings)
+        events, host_s = [], 0.0
+        if self.lag:
+            self._late = made
+            ends = [n + 1 >= s.params.max_tokens for n, s in zip(numbers, sequences, strict=True)]
+        else:
+            found, at = made.take(), _CLOCK()
+            events = self._push(made, found)
+            host_s = _CLOCK() - at
+            ends = [s.finish is not None for s in sequences]
+        going = [n for n, end in enumerate(ends) if not end]
         if going:
-            self._begin(places, sequences, tokens, going)
-        self.totals.count("turn", len(places), model_s + _CLOCK() - start)
-        self.planner.turned(finished)
+            depths = [sequences[n].deepest(numbers[n]) for n in going]
+            chosen = tokens if len(going) == len(places) else tokens[upload(going, tokens.device)]
+            self.runner.begin([places[n] for n in going], chosen, depths)
+        self.totals.count("turn", len(places), _CLOCK() - start - host_s)
+        self.planner.turned({places[n] for n, end in enumerate(ends) if end})
         return events
 
-    def _begin(self, places: list[int], sequences: list[Sequence], tokens: torch.Tensor, going: list[int]) -> None:
-        limits = None
-        if any(sequences[n].kind.recorded for n in going):
-            limits = [sequences[n].limit() for n in going]
-        chosen = tokens if len(going) == len(places) else tokens[going]
-        self.runner.begin([places[n] for n in going], chosen, limits)
+    def _push(self, made: Tokens, found: list[Made] | None = None) -> list[Event]:
+        """Give tokens to their sequences, but for those that were cancelled meanwhile."""
+        events = []
+        for sequence, one in zip(made.sequences, made.take() if found is None else found, strict=True):
+            if self._sequences.get(sequence.name, {}).get(sequence.index) is sequence:
+                events.append(sequence.push(one))
+                if sequence.finish:
+                    self._end(sequence)
+        self._count(events)
+        return events
 
     def _end(self, sequence: Sequence) -> None:
         del self._by_job[sequence.job]

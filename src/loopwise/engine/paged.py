@@ -56,14 +56,16 @@ class PagedRows:
         table: Int[Tensor, "rows blocks"],
         plane: Int[Tensor, "rows"] | None,
         turn: Float[Tensor, "two rows columns"] | None,
+        count: int | None = None,
     ) -> "PagedRows":
-        """Point at the rows of the next launch; `plane` is their block offset in the core, None outside it."""
+        """Point at the rows of the next launch; `plane` is their block offset in the core, None outside it. `count` is
+        how many blocks the longest row uses, or more; None asks the device, which waits for it."""
         size = self.pool.size
         self.positions, self.depth = positions, 0
         if turn is not None:
             self.turn = turn
         last = positions // size
-        count = int(last.max()) + 1
+        count = int(last.max()) + 1 if count is None else count
         blocks = table[:, :count] if plane is None else table[:, :count] + plane[:, None]
         self.block, self.place = blocks.gather(1, last[:, None])[:, 0], positions % size
         self.biases: dict[int, Tensor] = {}

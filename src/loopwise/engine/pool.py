@@ -21,20 +21,21 @@ from loopwise.model.recurrent import RecurrentLM
 
 
 class KVPool:
-    """Keys and values of all layers; `blocks` blocks per plane."""
+    """Keys and values of all layers; `blocks` blocks per plane, and one that belongs to nobody."""
 
     def __init__(
         self, model: RecurrentLM, layout: KVLayout, *, max_depth: int, blocks: int, block_size: int, columns: bool
     ) -> None:
         c, weight = model.config, model.embedding.weight
-        self.layout, self.max_depth, self.blocks, self.size = layout, max_depth, blocks, block_size
+        self.layout, self.max_depth, self.size = layout, max_depth, block_size
+        self.nowhere, self.blocks = blocks, blocks + 1
         self.columns, self.width = columns, c.width
         self.core = range(c.prelude_layers, c.prelude_layers + c.core_layers)
         planes = [layout.num_planes(max_depth) if i in self.core else 1 for i in range(c.num_layers)]
         assert not columns or block_size == c.width
         kv, size, width = c.kv_heads, block_size, c.width
         forms = ((kv, width, size), (kv, size, width)) if columns else ((size, kv, width),) * 2
-        self.keys, self.values = ([_zeros((n * blocks, *form), weight) for n in planes] for form in forms)
+        self.keys, self.values = ([_zeros((n * self.blocks, *form), weight) for n in planes] for form in forms)
         shallowest = {
             int(layout.write(i)): i for i in range(max_depth, 0, -1)
         }  # the first depth that writes each plane
@@ -87,12 +88,17 @@ class KVPool:
             return
         source = self.layout.read(self.writers, depth)
         wanted = (depth < self.writers) & (deepest >= self.writers) & (source != self.planes)
-        plane, row = wanted.nonzero().unbind(1)
-        if not len(row):
-            return
-        block, place = block.index_select(0, row), place.index_select(0, row)
-        target = block + plane * self.blocks
-        source = block + source[plane, row] * self.blocks
+        if block.is_cuda:  # counting what is wanted would wait for the device: copy all, some of it nowhere
+            target = torch.where(wanted, block, self.nowhere) + self.planes * self.blocks
+            source, target = (block + source * self.blocks).flatten(), target.flatten()
+            place = place.repeat(len(self.planes))
+        else:
+            plane, row = wanted.nonzero().unbind(1)
+            if not len(row):
+                return
+            block, place = block.index_select(0, row), place.index_select(0, row)
+            target = block + plane * self.blocks
+            source = block + source[plane, row] * self.blocks
         for layer in self.core:
             keys, values = self.keys[layer], self.values[layer]
             if self.columns:

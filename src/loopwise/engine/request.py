@@ -41,6 +41,8 @@ class EngineConfig:
     prefix_cache: bool = True
     static: bool = False
     lockstep: bool = False
+    lag: int | None = None
+    padded: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from loopwise.engine.readback import Readback, upload
 from loopwise.engine.request import Alternatives
 from loopwise.sampling import SamplingParams, penalise, sample, uniform
 
@@ -37,7 +38,7 @@ def choose(logits: Float[Tensor, "rows vocab"], asks: Sequence[Ask]) -> Int[Tens
         tokens = sample(logits, [a.params for a in asks], draws)
     forced = [n for n, a in enumerate(asks) if a.forced >= 0]
     if forced:
-        tokens[forced] = torch.tensor([asks[n].forced for n in forced], device=tokens.device)
+        tokens[upload(forced, tokens.device)] = upload([asks[n].forced for n in forced], tokens.device)
     return tokens
 
 
@@ -56,21 +57,29 @@ class Reading(NamedTuple):
     top: Alternatives
 
 
-def read(
-    logits: Float[Tensor, "rows vocab"], tokens: Int[Tensor, "rows"], wanted: Sequence[int | None]
-) -> list[Reading | None]:
-    """Log-probabilities under the unprocessed logits for rows whose `wanted` number of alternatives is not None."""
-    rows = [n for n, count in enumerate(wanted) if count is not None]
-    found: list[Reading | None] = [None] * len(wanted)
-    if not rows:
+class Readings:
+    """Log-probabilities under the unprocessed logits for rows whose `wanted` number of alternatives is not None,
+    computed now and read by `take`."""
+
+    def __init__(
+        self, logits: Float[Tensor, "rows vocab"], tokens: Int[Tensor, "rows"], wanted: Sequence[int | None]
+    ) -> None:
+        self.wanted = wanted
+        self.rows = [n for n, count in enumerate(wanted) if count is not None]
+        if not self.rows:
+            return
+        if len(self.rows) < len(wanted):
+            index = upload(self.rows, logits.device)
+            logits, tokens = logits.index_select(0, index), tokens.index_select(0, index)
+        log_probs = logits.log_softmax(-1)
+        most = min(max(wanted[n] or 0 for n in self.rows), log_probs.shape[1])
+        self._back = Readback(log_probs.gather(1, tokens[:, None])[:, 0], *log_probs.topk(most))
+
+    def take(self) -> list[Reading | None]:
+        """One entry per row."""
+        found: list[Reading | None] = [None] * len(self.wanted)
+        if self.rows:
+            for n, logprob, value, index in zip(self.rows, *self._back.take(), strict=True):
+                count = self.wanted[n] or 0
+                found[n] = Reading(logprob, tuple(zip(index[:count], value[:count], strict=True)))
         return found
-    part = logits if len(rows) == len(wanted) else logits[rows]
-    chosen = tokens if len(rows) == len(wanted) else tokens[rows]
-    log_probs = part.log_softmax(-1)
-    own = log_probs.gather(1, chosen[:, None])[:, 0].tolist()
-    most = min(max(wanted[n] or 0 for n in rows), log_probs.shape[1])
-    values, ids = (t.tolist() for t in log_probs.topk(most)) if most else ([[]] * len(rows), [[]] * len(rows))
-    for n, logprob, value, index in zip(rows, own, values, ids, strict=True):
-        count = wanted[n] or 0
-        found[n] = Reading(logprob, tuple(zip(index[:count], value[:count], strict=True)))
-    return found

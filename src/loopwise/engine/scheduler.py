@@ -1,8 +1,10 @@
 """The planner: decides what the next launch is. A pure state machine without tensors.
 
 Contract. `plan()` names one launch and takes its rows out of the queues; exactly one report (`prefilled`, `turned`,
-`passed`) puts them back before the next `plan()`. A request holds its place and all blocks it may ever need from
-admission to its end, so nothing that runs is ever preempted, and tokens cannot depend on memory pressure.
+`passed`) puts them back before the next `plan()`. What a report could not know yet comes later, between launches:
+`left` for rows that were reported as staying, `cancel` for requests that turned out to have ended. A request holds its
+place and all blocks it may ever need from admission to its end, so nothing that runs is ever preempted, and tokens
+cannot depend on memory pressure.
 
 Queues, in order of precedence: *turn* (rows that left the core and wait for coda, sampling and the prelude of their
 next token; once `min_turn` of them, or half of all rows, or no others), *prefill* (prompt pieces, at most
@@ -271,6 +273,13 @@ class Scheduler:
                 self.turning.append(place)
             else:
                 self.ready.append(place)
+
+    def left(self, places: Collection[int]) -> None:
+        """Rows reported as staying had left: those that wait for another pass wait for their turn instead."""
+        found = [place for place in self.ready if place in places]
+        if found:
+            self.ready = deque(place for place in self.ready if place not in places)
+            self.turning.extend(found)
 
     def _release(self, job: Job) -> None:
         job.over = True

@@ -54,10 +54,10 @@ class Sequence:
         policy = self.request.policy
         return getattr(policy, "recorded", None)
 
-    def limit(self) -> float:
-        """Recorded depth of the token made last; the rule's maximum where nothing is recorded."""
-        recorded, at = self.recorded, len(self.output) - 1
-        return float(recorded[at] if recorded and at < len(recorded) else self.kind.rule.max_depth)
+    def deepest(self, number: int) -> int:
+        """Most passes of output token `number`, counted from 0, once it is read: recorded, or the rule's maximum."""
+        recorded, most = self.recorded, self.kind.rule.max_depth
+        return min(recorded[number], most) if recorded and number < len(recorded) else most
 
     def ask(self) -> Ask:
         """What the sampler needs to know."""

@@ -19,6 +19,7 @@ class Stats:
     cached_tokens: int = 0
     output_tokens: int = 0
     passes_saved: int = 0
+    surplus_passes: int = 0  # done on rows that had already left, or ended, when the host did not know it yet
     exit_depths: dict[int, int] = field(default_factory=dict)
 
     def count(self, stage: str, rows: int, seconds: float) -> None:
@@ -45,7 +46,8 @@ class Stats:
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "output_tokens": self.output_tokens,
-            "core_passes": self.rows["core"],
+            "core_passes": self.rows["core"] - self.surplus_passes,
+            "surplus_passes": self.surplus_passes,
             "passes_saved": self.passes_saved,
             "exit_depths": {str(k): v for k, v in sorted(self.exit_depths.items())},
         }

@@ -68,7 +68,7 @@ def test_settling_copies_what_a_row_left_to_the_planes_it_may_look_at(columns):
     pool.settle(block, place, depth, deepest)
     for row, planes in ((0, (1, 2, 3)), (1, (2,))):
         for plane in range(4):
-            found = pool.read(1, (block[row] + plane * BLOCKS)[None])
+            found = pool.read(1, (block[row] + plane * pool.blocks)[None])
             for tensor, factor in zip(found, (1, 2), strict=True):
                 expected = factor * k[row] if plane in planes else torch.zeros(KV, WIDTH)
                 torch.testing.assert_close(tensor[:, place[row]], expected)

@@ -1,0 +1,34 @@
+"""Between host and device without waiting. On CPU both directions are plain tensors."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def upload(values: Sequence[int] | Sequence[float] | Sequence[bool], device: torch.device) -> Tensor:
+    """Numbers as a tensor on `device`; on CUDA through pinned memory, because a pageable copy waits for the device."""
+    if device.type != "cuda":
+        return torch.tensor(values, device=device)
+    return torch.tensor(values, pin_memory=True).to(device, non_blocking=True)
+
+
+class Readback:
+    """Tensors on their way to the host. Made right after the launch that computes them; `take` waits for that launch
+    only, not for what was launched since. Nobody may write to the tensors in between."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self._tensors, self._event = list(tensors), None
+        if tensors and tensors[0].is_cuda:
+            self._tensors = [
+                torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True) for t in tensors
+            ]
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def take(self) -> list[list[Any]]:
+        """The values, tensor by tensor."""
+        if self._event is not None:
+            self._event.synchronize()
+        return [t.tolist() for t in self._tensors]
