@@ -6,7 +6,8 @@
     loopwise eval IMPORTED --tasks TASK --data DATA --limit 200 --policy depth=1 --out WORK/ours/TASK
     python benchmarks/interop/lm_eval_parity.py compare WORK --out benchmarks/results/interop
 
-`tasks` writes Loopwise's own task files for lm-eval's command line; the last command writes `lm_eval.json`.
+FOLDER may hold a GGUF file: `pretrained=FOLDER,gguf_file=NAME.gguf,dtype=float32`. `tasks` writes Loopwise's own task
+files for lm-eval's command line; the last command writes `lm_eval.json`, keeping the rows of tasks that WORK lacks.
 """
 
 import argparse
@@ -96,7 +97,9 @@ def main() -> None:
     found = {name: args.work / "ours" / name for name in LOCAL if (args.work / "ours" / name / "eval.json").is_file()}
     rows = {name: compare(name, folder, args.work / "hf" / name) for name, folder in found.items()}
     runs = {name: read_json(folder / "manifest.json")["runs"]["eval"] for name, folder in found.items()}
-    write_json(args.out / "lm_eval.json", {"tasks": rows, "manifests": runs})
+    path = args.out / "lm_eval.json"
+    before = read_json(path) if path.is_file() else {"tasks": {}, "manifests": {}}
+    write_json(path, {"tasks": before["tasks"] | rows, "manifests": before["manifests"] | runs})
     print(json.dumps(rows, indent=1))
 
 

@@ -2,6 +2,8 @@
 
     python benchmarks/interop/tiers_eval.py tiny --data DATA --tasks lambada,arc_easy --limit 120 \
         --depths 1,5,8 --out benchmarks/results/interop
+
+Writes `tiers-NAME.json`, keeping what it holds of tasks that this run lacks. Tiers of equal policy are run once.
 """
 
 import argparse
@@ -31,12 +33,19 @@ def main() -> None:
     tiers = [tier["name"] for tier in (checkpoint.tiers or {"tiers": []})["tiers"]]
     ways = {f"depth={depth}": Policy.parse(f"depth={depth}") for depth in args.depths.split(",")}
     ways |= {f"tier {name}": checkpoint.tier(name).policy for name in tiers}
+    path = args.out / f"tiers-{checkpoint.name}.json"
+    before = records.read_json(path) if path.is_file() else {"rows": {}, "manifests": {}}
     rows: dict[str, dict[str, Any]] = {}
     for name, policy in ways.items():
+        same = next((row for row in rows.values() if row["policy"] == str(policy)), None)
+        if same:
+            rows[name] = same
+            continue
         started = time.perf_counter()
         model = LoopwiseLM(checkpoint, policy, batch_size=args.batch_size)
         found = evaluate(model, tasks, data=args.data, limit=args.limit)
-        rows[name] = {"policy": str(model.policy), "tasks": found, "wall_s": round(time.perf_counter() - started, 1)}
+        wall_s = round(time.perf_counter() - started, 1)
+        rows[name] = {"policy": str(policy), "tasks": {task: row | {"wall_s": wall_s} for task, row in found.items()}}
         for task, row in found.items():
             print(name, task, {k: round(v, 4) for k, v in row.items()}, flush=True)
     about = records.manifest(
@@ -48,7 +57,10 @@ def main() -> None:
         commit=hardware.commit(),
     )
     about |= {"checkpoint": checkpoint.name, "weights_sha256": checkpoint.digest}
-    records.write_json(args.out / f"tiers-{checkpoint.name}.json", {"rows": rows, "manifest": about})
+    for name, row in before["rows"].items():
+        rows[name] = row | {"tasks": row["tasks"] | rows.get(name, {"tasks": {}})["tasks"]}
+    manifests = before["manifests"] | dict.fromkeys(tasks, about)
+    records.write_json(path, {"rows": rows, "manifests": manifests})
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The lm-eval adapter: scores do not depend on the batch, live equals uniform at fixed depth, compute is counted."""
 
+import itertools
 import json
 from types import SimpleNamespace
 
@@ -11,7 +12,9 @@ from loopwise.checkpoint.native import open_checkpoint, save
 from loopwise.config import InputError, ModelConfig
 from loopwise.data.tokenizer import Tokenizer
 from loopwise.exit.policy import Policy
+from loopwise.generate import Decoder, generate
 from loopwise.model.recurrent import RecurrentLM
+from loopwise.sampling import SamplingParams
 
 pytest.importorskip("lm_eval", reason="needs the 'eval' extra")
 adapter = pytest.importorskip("loopwise.eval.adapter", reason="needs the 'eval' extra")
@@ -112,3 +115,60 @@ def test_hellaswag_items_lose_their_marks():
     assert made["query"] == "Pole vault: You run. Jump A few women"
     assert made["choices"][0] == "go on"
     assert made["gold"] == 3
+
+
+TEXTS = [
+    ("The island lies in the", " south of the sea."),
+    ("", "Exports: fish, tin and timber"),
+    ("a", " b"),
+    ("The climate is mild all year; rain falls from May to October, and the", " dry season is short and cool"),
+    ("Population", ":"),
+]
+
+
+def decoded(checkpoint, policy, row, tail):
+    """Log-likelihood of the last `tail` tokens of a row and its passes, from the reference decoder alone."""
+    decoder = Decoder(checkpoint.model(), policy, length=len(row))
+    total, passes, greedy = 0.0, 0, True
+    for position, (token, target) in enumerate(itertools.pairwise(row)):
+        logits, depth, _ = decoder.step(token)
+        passes += depth
+        if position >= len(row) - 1 - tail:
+            total += float(logits.log_softmax(-1)[target])
+            greedy &= int(logits.argmax()) == target
+    return total, passes, greedy
+
+
+CASES = [("economy", 1), ("economy", 3), ("full", 3), ("kl<0.2,max=6", 3), ("rel_change<0.4,every=2,max=8", 16)]
+
+
+@pytest.mark.parametrize(("way", "batch_size"), CASES)
+def test_scores_under_a_tier_are_the_reference_decoders_whatever_runs_beside_them(way, batch_size):
+    """Texts of many lengths in one batch, each token leaving by itself, against one text and one token at a time."""
+    tiny = open_checkpoint("tiny")
+    policy = Policy.parse(way) if "=" in way else tiny.tier(way).policy
+    model = adapter.LoopwiseLM(tiny, policy, batch_size=batch_size)
+    found = model.loglikelihood([SimpleNamespace(args=pair) for pair in TEXTS], disable_tqdm=True)
+    passes = tokens = 0
+    for (context, tail), (logprob, greedy) in zip(TEXTS, found, strict=True):
+        head, rest = (model.tok_encode(text) for text in (context, context + tail))
+        row = rest if head else [model.prefix_token_id, *rest]
+        scored = len(rest) - len(head)
+        wanted, spent, also = decoded(tiny, model.policy, row, scored)
+        assert (logprob, greedy) == (pytest.approx(wanted, abs=1e-4), also)
+        passes, tokens = passes + spent, tokens + len(row) - 1
+    assert (model.spent.passes, model.spent.tokens) == (passes, tokens)
+
+
+@pytest.mark.parametrize("way", ["economy", "depth=3"])
+def test_continuations_from_the_engine_are_the_reference_decoders(way):
+    tiny = open_checkpoint("tiny")
+    policy = Policy.parse(way) if "=" in way else tiny.tier(way).policy
+    model = adapter.LoopwiseLM(tiny, policy, batch_size=2)
+    prompts = [context for context, _ in TEXTS if context]
+    made = model.generate_until([SimpleNamespace(args=(p, {"until": ["."], "max_gen_toks": 9})) for p in prompts])
+    for prompt, text in zip(prompts, made, strict=True):
+        ids = model.tok_encode(prompt)
+        decoder = Decoder(model.model, model.policy, length=len(ids) + 9)
+        params = SamplingParams(max_tokens=9, stop=(".",), seed=0)
+        assert generate(decoder, ids, params, decode=model.words.decode).text == text
