@@ -15,7 +15,7 @@ from loopwise.serve.answer import ChatWriter, CompletionWriter, Head
 from loopwise.serve.edge import Edge
 from loopwise.serve.errors import ApiError, bad
 from loopwise.serve.explain import Explainer
-from loopwise.serve.plan import Plan
+from loopwise.serve.plan import Plan, apart
 from loopwise.serve.schema import (
     EFFORTS,
     Asked,
@@ -103,10 +103,14 @@ def _asking(service: Service) -> APIRouter:
     explainer = Explainer(service.engine.engine, service.planner.tokenizer)
 
     @router.post("/trace", response_model=described.TraceBody, responses=SMALL)
-    async def trace(body: TraceRequest) -> Response:
+    async def trace(body: TraceRequest, request: Request) -> Response:
         """Exit signals at every depth, of the last tokens of a text."""
         service.planner.menu.tier_of(body.model)
-        return JSONResponse(await explainer.explain(body.tokens, body.last))
+
+        async def answer() -> Response:
+            return JSONResponse(await explainer.explain(body.tokens, body.last))
+
+        return await unless_gone(request, answer())
 
     return router
 
@@ -212,15 +216,22 @@ def _words(service: Service) -> APIRouter:
         else:
             tokens = await planner.encode(body.prompt or "")
         made: dict[str, Any] = {"count": len(tokens), "max_model_len": planner.context, "tokens": tokens}
-        if body.return_token_strs:
-            made["token_strs"] = [planner.tokenizer.token_text(token) for token in tokens]
-        return JSONResponse(made)
+
+        def answer() -> Response:
+            strs = {"token_strs": [planner.tokenizer.token_text(token) for token in tokens]}
+            return JSONResponse(made | (strs if body.return_token_strs else {}))
+
+        return await apart(answer, len(tokens))
 
     @router.post("/detokenize", response_model=described.Prompt, responses=SMALL)
     async def detokenize(body: DetokenizeRequest) -> Response:
         """The text of token ids."""
         planner.menu.tier_of(body.model or planner.menu.name)
-        return JSONResponse({"prompt": planner.tokenizer.decode(body.tokens, skip_specials=False)})
+
+        def answer() -> Response:
+            return JSONResponse({"prompt": planner.tokenizer.decode(body.tokens, skip_specials=False)})
+
+        return await apart(answer, len(body.tokens))
 
     return router
 

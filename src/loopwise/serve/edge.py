@@ -15,13 +15,14 @@ from typing import NamedTuple
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from loopwise.serve.errors import ApiError
+from loopwise.serve.errors import ApiError, unavailable
 from loopwise.serve.metrics import Metrics
 from loopwise.serve.settings import ServeConfig
 
 ACCESS = logging.getLogger("loopwise.access")
 GUARDED = ("/v1/", "/tokenize", "/detokenize")
 _ID = re.compile(rb"^[A-Za-z0-9._-]{1,128}$")
+FULL_BODIES = 64  # as many bodies of full size may be in memory at a time
 _CLOCK = time.monotonic
 
 
@@ -77,6 +78,7 @@ class Edge:
         self._app, self._config, self._metrics = app, config, metrics
         self._keys = Keys(config.keys)
         self._buckets: dict[int | None, Bucket] = {}
+        self._held = 0  # bytes of bodies in memory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -140,35 +142,35 @@ class Edge:
         if scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
+        body = bytearray()
         try:
-            body = await asyncio.wait_for(self._body(scope, receive), self._config.body_s or None)
-        except TimeoutError:
-            raise ApiError(408, "the body took too long to arrive", headers={"connection": "close"}) from None
-        if body is None:
-            return  # the client left
-        left = [body]
+            try:
+                whole = await asyncio.wait_for(self._read(scope, receive, body), self._config.body_s or None)
+            except TimeoutError:
+                raise ApiError(408, "the body took too long to arrive", headers={"connection": "close"}) from None
+            if whole:
+                await self._app(scope, _replay(body, receive), send)
+        finally:
+            self._held -= len(body)
 
-        async def replay() -> Message:
-            if left:
-                return {"type": "http.request", "body": left.pop(), "more_body": False}
-            return await receive()
-
-        await self._app(scope, replay, send)
-
-    async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
-        limit, pieces, size = self._config.body_bytes, [], 0
+    async def _read(self, scope: Scope, receive: Receive, body: bytearray) -> bool:
+        """Read the body; False if the client left before its end."""
+        limit = self._config.body_bytes
         length = _header(scope, b"content-length")
         while True:
-            if size > limit or (length is not None and length.isdigit() and int(length[:18]) > limit):
+            if len(body) > limit or (length is not None and length.isdigit() and int(length[:18]) > limit):
                 headers = {"connection": "close"}
                 raise ApiError(413, f"the body is larger than {limit} bytes: send less", headers=headers)
+            if self._held > FULL_BODIES * limit:
+                self._metrics.rejected("queue_full")
+                raise unavailable("too many large requests are under way: try again shortly", "overloaded")
             message = await receive()
             if message["type"] == "http.disconnect":
-                return None
-            pieces.append(message.get("body", b""))
-            size += len(pieces[-1])
-            if not message.get("more_body") and size <= limit:
-                return b"".join(pieces)
+                return False
+            body += message.get("body", b"")
+            self._held += len(message.get("body", b""))
+            if not message.get("more_body") and len(body) <= limit:
+                return True
 
     def _log(self, scope: Scope, seen: Seen, status: int) -> None:
         route = scope.get("route")  # a template, so that paths cannot multiply labels without bound
@@ -179,6 +181,18 @@ class Edge:
             "%s %s %s %d %.1fms id=%s%s", client, seen.method, _printable(seen.path), status,
             (_CLOCK() - seen.begun) * 1000, seen.id, scope["state"].get("note", ""),
         )  # fmt: skip
+
+
+def _replay(body: bytearray, receive: Receive) -> Receive:
+    """A `receive` that gives the body first, and then what else comes."""
+    left = [body]
+
+    async def replay() -> Message:
+        if left:
+            return {"type": "http.request", "body": bytes(left.pop()), "more_body": False}
+        return await receive()
+
+    return replay
 
 
 _METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")

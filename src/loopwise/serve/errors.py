@@ -45,9 +45,15 @@ KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_e
 
 
 def body(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """The JSON object of an error; its type follows from the status."""
+    """The JSON object of an error; its type follows from the status. Halves of surrogate pairs, which a client can name
+    and no answer can hold, become question marks."""
+    message, param = _sound(message), None if param is None else _sound(param)
     kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def _sound(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
 
 
 def bad(message: str, param: str | None = None, code: str | None = None) -> ApiError:

@@ -11,8 +11,10 @@ from loopwise.data.tokenizer import Tokenizer
 from loopwise.engine.engine import Engine
 from loopwise.measure.trace import trace
 from loopwise.measure.windows import Windows
+from loopwise.serve.errors import unavailable
 
 SIGNALS = ("rel_change", "kl")
+MOST = 16  # texts that wait; the playground asks for one at a time
 
 
 class Explainer:
@@ -20,17 +22,23 @@ class Explainer:
     can differ a little from those of a decode in which earlier tokens left early."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
-        self._engine, self._tokenizer, self._one = engine, tokenizer, asyncio.Lock()
+        self._engine, self._tokenizer, self._one, self._asked = engine, tokenizer, asyncio.Lock(), 0
 
     async def explain(self, tokens: list[int], last: int) -> dict[str, Any]:
-        """Signals and first choices for the `last` tokens at depths 1 to the engine's maximum."""
+        """Signals and first choices for the `last` tokens at depths 1 to the engine's maximum. 503 if many wait."""
         vocab = self._engine.model.config.vocab_size
         if not 2 <= len(tokens) <= self._engine.context:
             raise InputError(f"tokens holds {len(tokens)} ids: give 2 to {self._engine.context}")
         if max(tokens) >= vocab:
             raise InputError(f"token id {max(tokens)} is out of range: use 0 to {vocab - 1}")
-        async with self._one:
-            return await asyncio.to_thread(self._run, tokens, last)
+        if self._asked >= MOST:
+            raise unavailable("too many texts are being traced: try again shortly", "overloaded")
+        self._asked += 1
+        try:
+            async with self._one:
+                return await asyncio.to_thread(self._run, tokens, last)
+        finally:
+            self._asked -= 1
 
     def _run(self, tokens: list[int], last: int) -> dict[str, Any]:
         ids = [np.array(tokens, dtype=np.int32)]

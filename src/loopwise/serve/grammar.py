@@ -21,6 +21,7 @@ from loopwise.serve.schema import ResponseFormat, StructuredOutputs, Tool
 _LOG = logging.getLogger(__name__)
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 PARAM = "response_format"
+LONGEST = 120_000  # characters of a schema (OpenAI's limit): compiling larger ones can take minutes
 
 
 class Grammars:
@@ -48,13 +49,20 @@ class Grammars:
     def json_schema(self, schema: dict[str, Any] | str) -> str:
         """A grammar of JSON values."""
         try:
-            return self._load().LLMatcher.grammar_from_json_schema(schema, overrides=_COMPACT)
+            found = self._load().LLMatcher.grammar_from_json_schema(schema, overrides=_COMPACT)
         except ValueError as error:
             raise bad(f"the JSON schema cannot be used: {error}", PARAM, "invalid_grammar") from None
+        if len(found) > LONGEST:
+            message = f"the JSON schema has {len(found)} characters: use at most {LONGEST}"
+            raise bad(message, PARAM, "invalid_grammar")
+        return found
 
     def regex(self, pattern: str) -> str:
         """A grammar of texts that a regular expression matches whole."""
-        return self._load().LLMatcher.grammar_from_regex(pattern)
+        try:
+            return self._load().LLMatcher.grammar_from_regex(pattern)
+        except ValueError as error:  # such as half a surrogate pair
+            raise bad(f"the output format cannot be used: {error}", PARAM, "invalid_grammar") from None
 
     def lark(self, text: str) -> str:
         """A grammar in llguidance's dialect of Lark."""

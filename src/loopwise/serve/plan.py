@@ -2,8 +2,9 @@
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from loopwise.config import InputError
 from loopwise.data.tokenizer import Tokenizer
@@ -15,7 +16,8 @@ from loopwise.serve.grammar import Grammars
 from loopwise.serve.schema import Asked, ChatRequest, CompletionRequest, Message, ToolChoice
 from loopwise.serve.tiers import Chosen, Menu
 
-LONG_TEXT = 8192  # characters from which tokenizing leaves the event loop
+T = TypeVar("T")
+LONG_TEXT = 8192  # characters or tokens from which work on them leaves the event loop
 COMPLETION_TOKENS = 16  # OpenAI's default
 SERVICE_PRIORITY = {"flex": -1, "priority": 1}
 
@@ -66,8 +68,8 @@ class Planner:
         wanted = 1 if silent else body.max_tokens
         params = [self._params(body, p, wanted or self._room(p, COMPLETION_TOKENS), body.logprobs) for p in prompts]
         score = body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs
-        grammar = self.grammars.of(body.response_format, body.structured_outputs)
-        return self._plan(body, prompts, params, chosen, grammar, score, echo=bool(body.echo), silent=silent)
+        grammar = await self._grammar(body)
+        return await self._plan(body, prompts, params, chosen, grammar, score, echo=bool(body.echo), silent=silent)
 
     async def chat_completion(self, body: ChatRequest) -> Plan:
         """POST /v1/chat/completions."""
@@ -79,15 +81,15 @@ class Planner:
         limits = [limit for limit in (body.max_completion_tokens, body.max_tokens) if limit is not None]
         wanted = min(limits) if limits else self._room(prompt)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        grammar = self.grammars.of(body.response_format, body.structured_outputs)
+        grammar = await self._grammar(body)
         if tools:
             if grammar is not None:
                 raise bad("tools and an output format are both asked for: give one", "tools")
-            grammar = self._tool_grammar(body)
+            grammar = await asyncio.to_thread(self._tool_grammar, body)
         # The template's stop strings end free text; a format knows its own end.
         stop = self.chat.stop if grammar is None or (tools and body.tool_choice in (None, "auto")) else ()
         params = self._params(body, prompt, wanted, logprobs, stop)
-        return self._plan(body, [prompt], [params], chosen, grammar, body.prompt_logprobs, tools=bool(tools))
+        return await self._plan(body, [prompt], [params], chosen, grammar, body.prompt_logprobs, tools=bool(tools))
 
     async def render(self, body: ChatRequest) -> list[int]:
         """Prompt tokens of a conversation."""
@@ -105,13 +107,14 @@ class Planner:
 
         size = sum(map(_size, body.messages))
         self._refuse_long(size, body)
-        return await asyncio.to_thread(encode) if size >= LONG_TEXT else encode()
+        return await apart(encode, size)
 
     async def encode(self, text: str) -> list[int]:
         """Tokens of a text; long ones are worked on outside the event loop."""
         if len(text) < LONG_TEXT:
             return self.tokenizer.encode(text)
-        return await asyncio.to_thread(self.tokenizer.encode, text)
+        # As a batch, because only that lets go of Python's lock: the event loop goes on meanwhile.
+        return (await asyncio.to_thread(self.tokenizer.encode_batch, [text]))[0]
 
     def _refuse_long(self, characters: int, body: Asked) -> None:
         """Refuse what cannot fit whatever its tokens are, before a lot of work goes into finding them."""
@@ -170,6 +173,12 @@ class Planner:
         except InputError as error:
             raise bad(str(error)) from None
 
+    async def _grammar(self, body: Asked) -> str | None:
+        """What the output must be. Compiling can take a while: it leaves the event loop."""
+        if body.response_format is None and body.structured_outputs is None:
+            return None
+        return await asyncio.to_thread(self.grammars.of, body.response_format, body.structured_outputs)
+
     def _tool_grammar(self, body: ChatRequest) -> str:
         assert body.tools is not None
         tools, choice = body.tools, body.tool_choice
@@ -179,7 +188,7 @@ class Planner:
                 raise bad(f"tool_choice names '{choice.function.name}', which is none of the tools", "tool_choice")
         return self.grammars.tools(tools, required=choice not in (None, "auto"))
 
-    def _plan(
+    async def _plan(
         self,
         body: Asked,
         prompts: list[list[int]],
@@ -202,7 +211,7 @@ class Planner:
         for place, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
             # Choices under a grammar are requests of their own, because each needs its own matcher.
             for number, part in enumerate(_split(own) if grammar is not None else [own]):
-                mask = self.grammars.matcher(grammar) if grammar is not None else None
+                mask = await asyncio.to_thread(self.grammars.matcher, grammar) if grammar is not None else None
                 request = Request(
                     prompt=prompt, params=part, policy=chosen.policy, priority=rank, mask=mask,
                     salt=body.cache_salt or "",
@@ -211,6 +220,11 @@ class Planner:
         return Plan(
             prompts=prompts, requests=requests, n=n, chosen=chosen, score=score, echo=echo, silent=silent, tools=tools
         )
+
+
+async def apart(work: Callable[[], T], size: int) -> T:
+    """The result of `work`, outside the event loop if it is on much."""
+    return await asyncio.to_thread(work) if size >= LONG_TEXT else work()
 
 
 def _split(params: SamplingParams) -> list[SamplingParams]:

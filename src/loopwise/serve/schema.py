@@ -1,19 +1,25 @@
-"""Bodies of requests. What is not listed is refused by name; what is listed is honoured (see docs/serve.md)."""
+"""Bodies of requests. What is not listed is refused by name; what is listed is honoured (see docs/serve.md).
 
+Validation stops at the first fault of a list, and objects have a most of fields: else a body of a few megabytes could
+hold hundreds of thousands of faults, and describing them would take the server seconds.
+"""
+
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from loopwise.serve.errors import bad
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 EFFORTS: tuple[Effort, ...] = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Text = str
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 Salt = Annotated[str, Field(max_length=128)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+TokenName = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 
 # Known parameters that this server does not have: name -> values that mean nothing is asked for.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -43,10 +49,26 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 LABELS = ("user", "safety_identifier", "metadata", "prompt_cache_key", "prompt_cache_retention")
 
 
+def _few(most: int) -> Callable[[Any], Any]:
+    """Refuse objects with more than `most` fields, before each of them is looked at."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > most:
+            raise ValueError(f"an object has {len(value)} fields: use at most {most}")
+        return value
+
+    return check
+
+
 class Strict(BaseModel):
     """No coercion, no unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _small(cls, values: Any) -> Any:
+        return _few(256)(values)
 
 
 class StreamOptions(Strict):
@@ -87,7 +109,7 @@ class StructuredOutputs(Strict):
 
     json_: dict[str, Any] | str | None = Field(default=None, alias="json")
     regex: Annotated[str, Field(max_length=4096)] | None = None
-    choice: Annotated[list[str], Field(min_length=1, max_length=256)] | None = None
+    choice: Annotated[list[Text], Field(min_length=1, max_length=256, fail_fast=True)] | None = None
     grammar: Annotated[str, Field(max_length=65536)] | None = None
 
 
@@ -104,11 +126,11 @@ class Asked(Strict):
     repetition_penalty: Annotated[float, Field(ge=0.001, le=1000, allow_inf_nan=False)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)] | None = None
-    logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None = None  # fmt: skip  # noqa: E501
+    logit_bias: Annotated[dict[TokenName, Bias], BeforeValidator(_few(1024))] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=16, fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=64, fail_fast=True)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
@@ -128,7 +150,7 @@ class Asked(Strict):
     structured_outputs: StructuredOutputs | None = None
     user: str | None = None
     safety_identifier: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], BeforeValidator(_few(64))] | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
 
@@ -155,9 +177,9 @@ class CompletionRequest(Asked):
 
     prompt: (
         Text
-        | Annotated[list[str], Field(min_length=1, max_length=2048)]
+        | Annotated[list[str], Field(min_length=1, max_length=2048, fail_fast=True)]
         | TokenIds
-        | Annotated[list[TokenIds], Field(min_length=1, max_length=2048)]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=2048, fail_fast=True)]
     )
     max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     echo: bool | None = None
@@ -192,9 +214,9 @@ class Message(Strict):
     sent back as it came."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
+    content: str | Annotated[list[Part], Field(fail_fast=True)] | None = None
     name: Annotated[str, Field(max_length=64)] | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=64, fail_fast=True)] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None
@@ -244,12 +266,12 @@ class ToolChoice(Strict):
 class ChatRequest(Asked):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=1024)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=1024, fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=64)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=64, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -262,7 +284,7 @@ class TokenizeRequest(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=1024)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=1024, fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
@@ -272,7 +294,7 @@ class DetokenizeRequest(Strict):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 
 class TraceRequest(Strict):

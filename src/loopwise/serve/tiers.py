@@ -12,6 +12,7 @@ from loopwise.serve.errors import ApiError, bad
 from loopwise.serve.schema import EFFORTS, Asked, Depth
 
 CUSTOM = "custom"
+MOST = 4096
 
 
 class Chosen(NamedTuple):
@@ -98,9 +99,13 @@ def bounded(chosen: Chosen, depth: Depth) -> Chosen:
 
 def _parsed(text: str) -> Policy:
     try:
-        return Policy.parse(text)
+        policy = Policy.parse(text)
     except InputError as error:
         raise bad(str(error), "depth.policy", "invalid_value") from None
+    for name in ("min_depth", "max_depth", "patience", "every"):
+        if (getattr(policy, name) or 0) > MOST:  # more than any model has, and tensors hold no number of any size
+            raise bad(f"depth.policy: {name} is larger than {MOST}: lower it", "depth.policy", "invalid_value")
+    return policy
 
 
 def menu(

@@ -1,12 +1,16 @@
 """Whatever comes over the wire, the server stays up and answers /health."""
 
+import concurrent.futures
 import json
 import random
 import socket
 import time
 
 import httpx
+import pydantic
 import pytest
+
+from loopwise.serve.schema import ChatRequest, CompletionRequest
 
 
 @pytest.fixture(autouse=True)
@@ -107,6 +111,101 @@ def test_prompts_of_a_megabyte(server, text):
     assert server.refused(prompt=text)["code"] == "context_length_exceeded"
     assert server.refused("/v1/chat/completions", messages=[{"role": "user", "content": text}])
     assert time.monotonic() - begun < 60
+
+
+HALF = "\ud800"  # of a surrogate pair: JSON can hold it, UTF-8 cannot
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"model": HALF}, {"model": f"tiny:{HALF}"}, {HALF: 1}, {"stop": [HALF]}, {"cache_salt": HALF},
+        {"structured_outputs": {"choice": [HALF]}}, {"structured_outputs": {"json": {"const": HALF}}},
+        {"depth": {"policy": HALF}}, {"logit_bias": {HALF: 1}}, {"response_format": {"type": HALF}},
+    ],
+)  # fmt: skip
+def test_halves_of_surrogate_pairs_in_any_field(server, body):
+    text = json.dumps({"model": "tiny", "prompt": "x", **body}).encode()
+    assert answer(server, post(text)) in (400, 404)
+
+
+def test_halves_of_surrogate_pairs_in_messages(server):
+    for message in ({"content": [{"type": HALF}]}, {"content": HALF}, {"role": HALF}, {"content": "", "name": HALF}):
+        text = json.dumps({"model": "tiny", "messages": [{"role": "user", **message}]})
+        found = server.http.post("/v1/chat/completions", content=text, headers={"content-type": "application/json"})
+        assert found.status_code == 400 and found.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("number", ["9" * 30, "4097"])
+@pytest.mark.parametrize("name", ["min", "max", "every", "patience"])
+def test_numbers_in_a_policy_that_no_tensor_holds(server, name, number):
+    assert "depth.policy" in server.refused(depth={"policy": f"rel_change<0.1,{name}={number}"})["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": ["a", 1] * 100_000}, {"prompt": [-1] * 200_000}, {"prompt": [[1]] * 100_000},
+        {"prompt": ["a"] * 100_000}, {f"x{i}": 1 for i in range(50_000)},
+        {"prompt": "a", "logit_bias": {f"x{i}": 1 for i in range(50_000)}},
+        {"prompt": "a", "metadata": {f"x{i}": 1 for i in range(50_000)}},
+    ],
+    ids=lambda body: "-".join(sorted(body))[:20],
+)  # fmt: skip
+def test_bodies_with_a_hundred_thousand_faults_are_not_described_in_full(server, body):
+    with pytest.raises(pydantic.ValidationError) as caught:
+        CompletionRequest.model_validate({"model": "tiny", **body})
+    assert caught.value.error_count() <= 8
+    assert len(server.refused(**body)["message"]) < 300
+
+
+def test_faults_deep_in_a_conversation(server):
+    for message in (
+        {"role": "assistant", "tool_calls": [{}] * 100_000}, {"role": "user", f"x{1}": 1},
+        {"role": "user", "content": [{"type": "text", "x": ""}] * 50_000},
+        {"role": "user", **{f"x{i}": 1 for i in range(50_000)}},
+    ):  # fmt: skip
+        with pytest.raises(pydantic.ValidationError) as caught:
+            ChatRequest.model_validate({"model": "tiny", "messages": [message]})
+        assert caught.value.error_count() <= 4
+        assert server.refused("/v1/chat/completions", messages=[message])
+
+
+def test_a_schema_that_would_take_minutes_to_compile(server):
+    pytest.importorskip("llguidance", reason="the optional package llguidance is absent")
+    schema = {"type": "object", "properties": {f"k{i}": {} for i in range(20_000)}}
+    assert "characters" in server.refused(structured_outputs={"json": schema})["message"]
+
+
+def test_bodies_in_memory_are_bounded(serve):
+    with serve(body_bytes=10_000) as server:
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9999\r\n\r\n"
+        links = [raw(server, head + b" " * 9998) for _ in range(70)]
+        statuses = []
+        for link in links:
+            link.settimeout(0.2)
+            try:
+                statuses.append(int(link.recv(100).split()[1]))
+            except TimeoutError:
+                pass
+        assert statuses and set(statuses) == {503}
+        for link in links:
+            link.close()
+        until = time.monotonic() + 30
+        while server.post("/v1/completions", prompt="A", max_tokens=1).status_code != 200:
+            assert time.monotonic() < until, "bodies of clients that left are still counted"
+
+
+def test_traces_that_wait_are_bounded(server):
+    tokens = [5] * 120
+    with concurrent.futures.ThreadPoolExecutor(40) as pool:
+        found = list(
+            pool.map(
+                lambda _: httpx.post(server.url + "/v1/trace", json={"model": "tiny", "tokens": tokens, "last": 1},
+                                     timeout=120, trust_env=False).status_code, range(40),
+            )
+        )  # fmt: skip
+    assert set(found) <= {200, 503} and found.count(200) >= 16
 
 
 @pytest.mark.parametrize(
