@@ -136,6 +136,7 @@ def test_random_mixes(layout, seed, lag, padded):
         max_rows=rng.choice([1, 3, 8]),
         places=rng.choice([1, 4, 9]),
         min_turn=rng.choice([1, 2, 5]),
+        min_prefill=rng.choice([1, 3]),
         chunk=rng.choice([0, 3, 8, 16]),
         prefill_tokens=rng.choice([4, 30]),
         kv_tokens=rng.choice([64, 200]),

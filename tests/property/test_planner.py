@@ -28,12 +28,13 @@ class Planner(RuleBasedStateMachine):
         rows=st.integers(1, 5),
         blocks=st.integers(7, 16),
         min_turn=st.integers(1, 5),
+        min_prefill=st.integers(1, 3),
         chunk=st.integers(0, 4),
         budget=st.integers(1, 12),
         granule=st.sampled_from([0, 2, 4, 6]),
         static=st.booleans(),
     )
-    def setup(self, places, rows, blocks, min_turn, chunk, budget, granule, static):
+    def setup(self, places, rows, blocks, min_turn, min_prefill, chunk, budget, granule, static):
         self.pool = BlockPool(blocks)
         self.planner = Scheduler(
             Knobs(
@@ -41,6 +42,7 @@ class Planner(RuleBasedStateMachine):
                 max_rows=rows,
                 block_size=SIZE,
                 min_turn=min_turn,
+                min_prefill=min_prefill,
                 chunk=chunk,
                 prefill_tokens=budget,
                 prefill_streak=2,

@@ -110,6 +110,7 @@ class Engine:
             max_rows=config.max_rows,
             block_size=size,
             min_turn=config.max_rows if config.min_turn is None else config.min_turn,
+            min_prefill=config.min_prefill,
             chunk=config.chunk,
             prefill_tokens=config.prefill_tokens,
             granule=granule if config.prefix_cache else 0,

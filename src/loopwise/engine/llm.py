@@ -26,6 +26,7 @@ from loopwise.sampling import SamplingParams
 Prompt = str | Sequence[int]
 Choice = Policy | str | None
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MIN_PREFILL = 8  # nobody waits for first tokens of an offline batch
 _OPTIONS = tuple(field.name for field in dataclasses.fields(EngineConfig) if field.name != "policy")
 
 
@@ -46,7 +47,7 @@ class LLM:
         for name in options:
             if name not in _OPTIONS:
                 raise InputError(f"option '{name}' is unknown: {nearest(name, (*_OPTIONS, 'dtype', 'device'))}")
-        config = EngineConfig(policy=policy, **options)
+        config = EngineConfig(policy=policy, **{"min_prefill": MIN_PREFILL, **options})
         if isinstance(source, RecurrentLM):
             self.engine = Engine(source, config, tokenizer=tokenizer)
         else:

@@ -23,7 +23,8 @@ class EngineConfig:
     launches remain while rows wait for their coda). `context` bounds prompt and output of a request (None: the
     model's). `kv_tokens` positions of KV memory (None: `places` contexts, but at most about 1 GiB). `chunk` cuts
     prompts into pieces (0: whole), `prefill_tokens` bounds the prompt tokens of a launch. `min_turn` rows are
-    collected for coda, head and prelude, or half of those in progress (None: `max_rows`). `static` admits requests only
+    collected for coda, head and prelude, or half of those in progress (None: `max_rows`). `min_prefill` prompts are
+    collected while launches are full: fewer launches, later first tokens. `static` admits requests only
     when nothing runs and `lockstep` starts next tokens only when every row has left the core: baselines for benchmarks.
     """
 
@@ -38,6 +39,7 @@ class EngineConfig:
     chunk: int = 256
     prefill_tokens: int = 512
     min_turn: int | None = None
+    min_prefill: int = 1
     prefix_cache: bool = True
     static: bool = False
     lockstep: bool = False

@@ -1,10 +1,11 @@
 """The runner: executes launches on the one `RecurrentLM`. It knows rows, not requests; it never decides what runs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -17,6 +18,8 @@ from loopwise.exit.policy import Policy
 from loopwise.exit.rules import Rule
 from loopwise.exit.signals import Look, Probe, Signal
 from loopwise.model.recurrent import RecurrentLM
+
+SHORT_BLOCKS = 2  # blocks of a short prompt
 
 
 class Kind(NamedTuple):
@@ -39,6 +42,27 @@ class Work(NamedTuple):
     start: int
     depths: Sequence[int] | None = None
     all_logits: bool = False
+
+
+class Prompts(NamedTuple):
+    """Rows of a prompt launch: positions, the block of each (without plane), and rows and blocks of each piece."""
+
+    positions: Tensor
+    block: Tensor
+    counts: list[int]
+    spans: list[Span]
+
+    @classmethod
+    def of(cls, works: Sequence[Work], tables: Tensor, size: int) -> "Prompts":
+        """The rows of these pieces; `tables` has the blocks of each place."""
+        places = [torch.arange(w.start, w.start + len(w.tokens), device=tables.device) for w in works]
+        own = [tables[w.place, : -(-(w.start + len(w.tokens)) // size)] for w in works]
+        block = torch.cat([table[p // size] for p, table in zip(places, own, strict=True)])
+        counts = [len(w.tokens) for w in works]
+        return cls(torch.cat(places), block, counts, [Span(n, table) for n, table in zip(counts, own, strict=True)])
+
+
+At = Callable[[Tensor | None, int, Tensor | None], PagedPieces | PagedRows]  # live rows (None: all), depth, turn
 
 
 class Pass(NamedTuple):
@@ -248,25 +272,52 @@ class Runner:
     def prefill(self, works: list[Work]) -> dict[int, Tensor]:
         """Run prompt pieces to their exits. The last position of each becomes its place's row, ready for the coda.
         Returns logits of all positions for pieces that ask."""
-        model, size = self.model, self.pool.size
+        model = self.model
         ids = self._index([t for w in works for t in w.tokens])
-        places = [torch.arange(w.start, w.start + len(w.tokens), device=self.device) for w in works]
-        positions = torch.cat(places)
-        counts = [len(w.tokens) for w in works]
-        tables = [self.rows.table[w.place, : -(-(w.start + len(w.tokens)) // size)] for w in works]
-        spans = [Span(n, table) for n, table in zip(counts, tables, strict=True)]
-        block = torch.cat([table[p // size] for p, table in zip(places, tables, strict=True)])
-        e = model.prelude(ids, self.pieces.at(positions, block, spans, 0, None))
-        turn, state = self.pieces.turn, model.init_state(e, self.pieces).clone()  # may be e itself
-        depth = self._loop(works, e, state, turn, positions, block, spans)
-        hidden = model.hidden(state, self.pieces.at(positions, block, spans, 0, turn))
-        self._hand_over(works, counts, state, turn, depth)
-        wanted = hidden.split(counts)
+        prompts = Prompts.of(works, self.rows.table, self.pool.size)
+        at = self._short(prompts) if self._is_short(works) else self._long(prompts)
+        ctx = at(None, 0, None)
+        e = model.prelude(ids, ctx)
+        turn, state = ctx.turn, model.init_state(e, ctx).clone()  # may be e itself
+        depth = self._loop(works, e, state, turn, prompts, at)
+        hidden = model.hidden(state, at(None, 0, turn))
+        self._hand_over(works, prompts.counts, state, turn, depth)
+        wanted = hidden.split(prompts.counts)
         return {w.place: model.logits(h) for w, h in zip(works, wanted, strict=True) if w.all_logits}
 
-    def _loop(
-        self, works: list[Work], e: Tensor, s: Tensor, turn: Tensor, positions: Tensor, block: Tensor, spans: list[Span]
-    ) -> Tensor:
+    def _is_short(self, works: list[Work]) -> bool:
+        """Whether several pieces are so short that one row each is the faster way to attend (measured)."""
+        longest = max(w.start + len(w.tokens) for w in works)
+        return self.pool.columns and len(works) > 1 and longest <= SHORT_BLOCKS * self.pool.size
+
+    def _long(self, prompts: Prompts) -> At:
+        """Attention piece by piece."""
+        positions, block, spans = prompts.positions, prompts.block, prompts.spans
+
+        def at(live: Tensor | None, depth: int, turn: Tensor | None) -> PagedPieces:
+            if live is None:
+                return self.pieces.at(positions, block, spans, depth, turn)
+            assert turn is not None
+            return self.pieces.at(positions[live], block[live], self._live_spans(spans, live), depth, turn[:, live])
+
+        return at
+
+    def _short(self, prompts: Prompts) -> At:
+        """Attention row by row: every row is written before any of them looks, and sees up to its own position."""
+        most = max(len(span.blocks) for span in prompts.spans)
+        table = torch.cat([F.pad(s.blocks, (0, most - len(s.blocks))).expand(s.rows, most) for s in prompts.spans])
+
+        def at(live: Tensor | None, depth: int, turn: Tensor | None) -> PagedRows:
+            rows, positions = table, prompts.positions
+            if live is not None:
+                assert turn is not None
+                rows, positions, turn = rows[live], positions[live], turn[:, live]
+            plane = self.pool.plane(torch.full_like(positions, depth)) if depth else None
+            return self.ctx.at(positions, rows, plane, turn, most)
+
+        return at
+
+    def _loop(self, works: list[Work], e: Tensor, s: Tensor, turn: Tensor, prompts: Prompts, at: At) -> Tensor:
         """Core passes over the rows that have not left; `s` is changed in place. Returns exit depths."""
         kind, total = self.prefill_kind, len(e)
         rule, signal = kind.rule, kind.signal
@@ -277,13 +328,8 @@ class Runner:
         whole, deepest = True, exits.new_full((total,), self.pool.max_depth)
         while len(live):
             depth += 1
-            at = (
-                (positions, block, spans, depth, turn)
-                if whole
-                else (positions[live], block[live], self._live_spans(spans, live), depth, turn[:, live])
-            )
             old = s if whole else s[live]
-            new = self.model.core(old, e if whole else e[live], self.pieces.at(*at))
+            new = self.model.core(old, e if whole else e[live], at(None if whole else live, depth, turn))
             self.prompt_passes += len(live)
             value = None
             if signal:
@@ -298,7 +344,8 @@ class Runner:
             if bool(leave.any()):
                 gone = live[leave]
                 exits[gone] = depth
-                self.pool.settle(block[gone], positions[gone] % self.pool.size, exits[gone], deepest[gone])
+                place = prompts.positions[gone] % self.pool.size
+                self.pool.settle(prompts.block[gone], place, exits[gone], deepest[gone])
                 live, carry, whole = live[~leave], carry[~leave], False
         return exits
 

@@ -8,10 +8,11 @@ cannot depend on memory pressure.
 
 Queues, in order of precedence: *turn* (rows that left the core and wait for coda, sampling and the prelude of their
 next token; once `min_turn` of them, or half of all rows, or no others), *prefill* (prompt pieces, at most
-`prefill_streak` launches on end), *core* (rows at any depth, first come first served, at most `max_rows`).
-Waiting requests are admitted in order of arrival less `BOOST` arrivals per unit of priority: priority jumps a bounded
-part of the queue, so nobody starves. The first in order waits for memory; those behind it never overtake it. One whose
-prompt begins with blocks that another request is computing just now is set aside until they are published.
+`prefill_streak` launches on end; once `min_prefill` prompts wait, or a launch would not be full), *core* (rows at any
+depth, first come first served, at most `max_rows`). Waiting requests are admitted in order of arrival less `BOOST`
+arrivals per unit of priority: priority jumps a bounded part of the queue, so nobody starves. The first in order waits
+for memory; those behind it never overtake it. One whose prompt begins with blocks that another request is computing
+just now is set aside until they are published.
 """
 
 import heapq
@@ -31,14 +32,16 @@ BOOST = 64
 @dataclass(frozen=True, kw_only=True)
 class Knobs:
     """`places`: requests in progress; `max_rows`: rows of a core or turn launch; `min_turn`: rows a turn waits for;
-    `chunk`: prompt tokens of one piece (0: the whole prompt); `prefill_tokens`: prompt tokens of one launch (a piece
-    is never cut for it); `granule`: cached prompts are used up to a multiple of it (0: never); two
-    baselines: `static` admits only when nothing runs, `lockstep` holds turns until every row has left the core."""
+    `min_prefill`: prompts collected while launches are full; `chunk`: prompt tokens of one piece (0: the whole prompt);
+    `prefill_tokens`: prompt tokens of one launch (a piece is never cut for it); `granule`: cached prompts are used up
+    to a multiple of it (0: never); two baselines: `static` admits only when nothing runs, `lockstep` holds turns until
+    every row has left the core."""
 
     places: int
     max_rows: int
     block_size: int
     min_turn: int = 1
+    min_prefill: int = 1
     chunk: int = 0
     prefill_tokens: int = 512
     prefill_streak: int = 8
@@ -148,7 +151,7 @@ class Scheduler:
         knobs, streak = self.knobs, self._streak
         if self._turn_due():
             return Turn(self._pop(self.turning))
-        if self.prefilling and (streak < knobs.prefill_streak or not (self.ready or self.turning)):
+        if self._prefill_due() and (streak < knobs.prefill_streak or not (self.ready or self.turning)):
             self._streak += 1
             return self._prefill()
         self._streak = 0
@@ -156,9 +159,13 @@ class Scheduler:
             return Core(self._pop(self.ready))
         return Turn(self._pop(self.turning)) if self.turning else None
 
+    def _prefill_due(self) -> bool:
+        live = len(self.turning) + len(self.ready)
+        return bool(self.prefilling) and (len(self.prefilling) >= self.knobs.min_prefill or live < self.knobs.max_rows)
+
     def _turn_due(self) -> bool:
         count, live = len(self.turning), len(self.turning) + len(self.ready)
-        if not count or (self.prefilling and count < self.knobs.min_turn):
+        if not count or (self._prefill_due() and count < self.knobs.min_turn):
             return False
         return not self.ready or (not self.knobs.lockstep and count >= min(self.knobs.min_turn, (live + 1) // 2))
 
