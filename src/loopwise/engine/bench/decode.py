@@ -3,12 +3,14 @@
 Arms. `bare`: a loop of model calls on one batch at full depth. `masked`: the same with the study's harness, which
 computes every pass and freezes the rows that would have left. `full`: token-level continuous batching in this engine,
 every token to full depth. `no_refill`: rows that left wait for the slowest of their batch. `refill`: the engine as it
-is. `static`: batches that end with their longest request. Three parts:
+is. `static`: batches that end with their longest request. Parts:
 
 - `replay`: a shape with random weights plays recorded exit depths back, so that all do identical work. Prompts are not
   run: their KV is random numbers.
 - `real`: the checkpoint under a live policy, its criterion included, beside its reference depth and its best fixed one.
 - `batch`: a batch of requests of mixed lengths, from first prompt to last token, beside `transformers` if installed.
+- `shape`: the same on the shape with random weights, depths played back.
+- `planner`: the planner alone.
 """
 
 import argparse
@@ -24,7 +26,7 @@ from loopwise.checkpoint.native import open_checkpoint
 from loopwise.config import InputError, ModelConfig
 from loopwise.engine.bench import options, schedule
 from loopwise.engine.bench.arms import Arm, BareArm, EngineArm, Timed, interleave, mean_depth, rate, ratio
-from loopwise.engine.bench.batch import bench_batch
+from loopwise.engine.bench.batch import bench_batch, bench_shape
 from loopwise.engine.bench.planner import bench_planner
 from loopwise.engine.engine import Engine
 from loopwise.engine.llm import DTYPES, LLM
@@ -35,7 +37,7 @@ from loopwise.model.cost import Cost
 from loopwise.model.recurrent import RecurrentLM
 from loopwise.sampling import SamplingParams
 
-PARTS = ("replay", "real", "batch", "planner")
+PARTS = ("replay", "real", "batch", "shape", "planner")
 
 
 class Size(NamedTuple):
@@ -47,8 +49,13 @@ class Size(NamedTuple):
     new: int  # most tokens of a request
 
 
-FULL = {"replay": Size(128, 3, 256, 64), "real": Size(4096, 7, 24, 64), "batch": Size(0, 3, 32, 96)}
-QUICK = {"replay": Size(8, 2, 20, 12), "real": Size(8, 2, 4, 8), "batch": Size(0, 1, 8, 8)}
+FULL = {
+    "replay": Size(128, 3, 256, 64),
+    "real": Size(4096, 7, 24, 64),
+    "batch": Size(0, 3, 32, 96),
+    "shape": Size(0, 1, 16, 24),
+}
+QUICK = {"replay": Size(8, 2, 20, 12), "real": Size(8, 2, 4, 8), "batch": Size(0, 1, 8, 8), "shape": Size(0, 1, 8, 8)}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +63,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     options.configure(parser)
     parser.add_argument("--rows", type=int, default=32, metavar="N", help="rows of a launch in replay (default 32)")
     parser.add_argument("--real-rows", type=int, default=64, metavar="N", help="rows of a launch in real (default 64)")
+    parser.add_argument(
+        "--schedule", default="study", choices=("study", "live"),
+        help="depths that replay plays back: the study's, or those that the checkpoint takes under --policy",
+    )  # fmt: skip
     parser.add_argument("--policy", default="rel_change<0.236,max=8", help="live policy of the part real")
     parser.add_argument(
         "--best-fixed", type=int, default=5, metavar="N", help="best fixed depth, from allocate (default 5: tiny's)"
@@ -69,11 +80,11 @@ def bench_decode(model: ModelConfig, args: argparse.Namespace) -> dict[str, Any]
     """Rows, ratios, arms with all their figures, and the manifest. `model` is the shape of the part `replay`."""
     if min(args.rows, args.real_rows, args.best_fixed) < 1:
         raise InputError("--rows, --real-rows and --best-fixed are numbers of rows and passes: use at least 1")
-    torch.set_num_threads(args.threads)
-    hardware.pick_device(args.device)
+    threads = options.settle(model, args)
     parts = {"replay": lambda: bench_replay(model, args), "real": lambda: bench_real(args)}
     parts |= {"batch": lambda: bench_batch(args, size(args, "batch")), "planner": lambda: bench_planner(args.quick)}
-    found: dict[str, Any] = {"rows": [], "ratios": {}, "arms": {}}
+    parts |= {"shape": lambda: bench_shape(model, args, size(args, "shape"))}
+    found: dict[str, Any] = {"rows": threads, "ratios": {}, "arms": {}}
     for name in args.part or PARTS:
         result = parts[name]()
         found["rows"] += result["rows"]
@@ -118,18 +129,20 @@ def bench_replay(shape: ModelConfig, args: argparse.Namespace) -> dict[str, Any]
         model = RecurrentLM(shape).initialise(0).eval().requires_grad_(False).to(args.device, DTYPES[args.dtype])
     kinds = {"full": {"places": rows, "min_turn": rows}, "no_refill": {"places": rows, "lockstep": True}, "refill": {}}
     engines = {name: _replaying(model, args, much, options) for name, options in kinds.items()}
+    drawn = _live_depths(args, much) if args.schedule == "live" else None
     _share_memory(list(engines.values()), args.layout, much)
     pool = engines["refill"].runner.pool
     span = range(much.prompt, much.prompt + much.new)
     arms: list[Arm] = [
         BareArm("bare", model, pool, rows, span, schedule.DEEPEST, None),
         BareArm("masked", model, pool, rows, span, schedule.DEEPEST, Policy(max_depth=schedule.DEEPEST)),
-        *(EngineArm(name, engine, _requests(name, shape, much)) for name, engine in engines.items()),
+        *(EngineArm(name, engine, _requests(name, shape, much, drawn)) for name, engine in engines.items()),
     ]
     timed = interleave(arms, much.tokens, much.repeats)
     keys = much.prompt + much.new / 2
-    found = figures(f"replay {rows}", timed, Cost.of(shape), keys, "full")
-    found["rows"].append(_host(f"replay {rows}", engines["refill"]))
+    part = f"replay {rows}" if drawn is None else f"replay {rows}, live depths"
+    found = figures(part, timed, Cost.of(shape), keys, "full")
+    found["rows"].append(_host(part, engines["refill"]))
     return found | {"arms": {a.name: _arm(a, timed[a.name]) for a in arms}}
 
 
@@ -175,13 +188,22 @@ def _share_memory(engines: Sequence[Engine], layout: str, much: Size) -> None:
         engine.runner.pool.blocks = pool.blocks
 
 
-def _requests(name: str, shape: ModelConfig, much: Size) -> Iterator[Request]:
-    """Requests of mixed lengths; `full` goes to full depth, the others play depths back."""
+def _live_depths(args: argparse.Namespace, much: Size) -> list[int]:
+    """Depths that the checkpoint takes under the policy, text by text (first tokens are their prompts' business)."""
+    model = open_checkpoint(args.checkpoint).model()
+    prompts = _texts(model, size(args, "real"), 32)
+    params = [SamplingParams(max_tokens=much.new, temperature=0.8, seed=n, ignore_eos=True) for n in range(32)]
+    return [depth for o in LLM(model, policy=args.policy).generate(prompts, params) for depth in o.depths[1:]]
+
+
+def _requests(name: str, shape: ModelConfig, much: Size, drawn: Sequence[int] | None) -> Iterator[Request]:
+    """Requests of mixed lengths; `full` goes to full depth, the others play depths back (`drawn`, or the study's)."""
     for number in itertools.count():
         generator = torch.Generator().manual_seed(number)
         prompt = torch.randint(0, shape.vocab_size, (much.prompt,), generator=generator).tolist()
         new = much.new // 2 + number * 7 % (much.new // 2)
-        policy = None if name == "full" else schedule.replay(much.new, number)
+        played = schedule.recorded(drawn, much.new, number) if drawn else schedule.replay(much.new, number)
+        policy = None if name == "full" else played
         yield Request(prompt=prompt, params=SamplingParams(max_tokens=new, ignore_eos=True), policy=policy)
 
 

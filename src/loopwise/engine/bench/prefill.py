@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from loopwise import hardware
 from loopwise.checkpoint.native import open_checkpoint
 from loopwise.config import ModelConfig
 from loopwise.engine.bench import options, schedule
@@ -51,15 +50,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def bench_prefill(shape: ModelConfig, args: argparse.Namespace) -> dict[str, Any]:
     """Rows, ratios, arms with all their figures, and the manifest. `shape` is what replay and ttft run on."""
-    torch.set_num_threads(args.threads)
-    hardware.pick_device(args.device)
+    threads = options.settle(shape, args)
     much = Size(24, 4, 2, 2) if args.quick else Size(512, 16, 16, 3)
     much = much._replace(repeats=args.repeats) if args.repeats else much
     with torch.random.fork_rng():
         model = RecurrentLM(shape).initialise(0).eval().requires_grad_(False).to(args.device, DTYPES[args.dtype])
     parts = {"replay": lambda: _replay(model, args, much), "ttft": lambda: _ttft(model, args, much)}
     parts |= {"real": lambda: _real(args, much)}
-    found: dict[str, Any] = {"rows": [], "ratios": {}, "arms": {}}
+    found: dict[str, Any] = {"rows": threads, "ratios": {}, "arms": {}}
     for name in args.part or PARTS:
         result = parts[name]()
         found["rows"] += result["rows"]

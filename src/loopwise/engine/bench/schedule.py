@@ -1,5 +1,7 @@
 """Exit depths to replay, so that schedulers are compared on identical work."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from loopwise.exit.policy import Policy
@@ -21,3 +23,10 @@ def depths(count: int, seed: int, shares: dict[int, int] = STUDY) -> tuple[int, 
 def replay(count: int, seed: int, shares: dict[int, int] = STUDY) -> Policy:
     """A policy that plays `depths` back."""
     return Policy(recorded=depths(count, seed, shares), max_depth=max(shares))
+
+
+def recorded(depths: Sequence[int], count: int, seed: int) -> Policy:
+    """A policy that plays `count` of the recorded depths back, from a place that depends on the seed, round and
+    round."""
+    start = seed * 997
+    return Policy(recorded=tuple(depths[(start + n) % len(depths)] for n in range(count)), max_depth=max(depths))
