@@ -19,7 +19,10 @@ bench() {  # NAME OUTPUT ARGUMENTS...
 if [ -n "$quick" ]; then results=$(mktemp -d); fi
 # Replay runs on the layout with one plane: eight planes of 128 residents at 300 positions are 17 GB.
 for rows in 16 32 64; do bench decode "engine/decode-rows-$rows.json" --part replay --rows $rows --layout shared $quick; done
-bench decode engine/decode-tiny.json --part real --part batch --part planner $quick
+bench decode engine/decode-live-schedule.json --part replay --schedule live --layout shared $quick
+bench decode engine/decode-tiny.json --part real --part planner $quick
+bench decode engine/decode-batch.json --part batch --threads 0 $quick
+bench decode engine/decode-shape.json --part shape --threads 0 --layout shared $quick
 bench prefill engine/prefill.json $quick
 if [ -n "$quick" ]; then
     bench signal exit/signal.json --shape tiny --batch 1 --repeats 1
