@@ -108,7 +108,7 @@ class Attention(nn.Module):
         if self.gate_width:
             gate = 2 * torch.sigmoid(self.value_gate(x[..., : self.gate_width])).unsqueeze(-1)
             v = v + gate * self.value(ctx.turn[0, ..., -1].long()).unflatten(-1, (-1, self.width))
-        q, k = self.rotary[0].rotate(q, ctx.turn), self.rotary[0].rotate(k, ctx.turn)
+        q, k = self.rotary[0].rotate(torch.cat([q, k], dim=-2), ctx.turn).split([self.heads, self.kv_heads], dim=-2)
         if self.norm_kind == "rotated":
             q, k = (F.rms_norm(t, (self.width,), None, self.eps) for t in (q, k))
         return self.out(ctx.attend(self.layer, q, k, v).flatten(-2))
