@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +55,11 @@ def bench_serve(args: argparse.Namespace) -> dict[str, Any]:
     with running(service) as port, Clients() as clients:
         load = Load(checkpoint.name, port, tiers, args.streams, args.max_tokens, args.seed)
         load = clients.run(load, tiers, False, min(5.0, args.seconds)).fresh()  # warm up
-        memory = [resident()]
-        parts = max(2, min(10, int(args.seconds // 10)))
-        for _ in range(parts):
-            load = clients.run(load, tiers, True, args.seconds / parts)
+        memory, every = [resident()], args.seconds / max(2, min(10, int(args.seconds // 10)))
+        under_way = clients.begin(load, tiers, True, args.seconds)
+        while not wait([under_way], timeout=every).done:
             memory.append(resident())
-        mixed, health = load, settled(service, port)
+        mixed, health = under_way.result(), settled(service, port)
         alone: dict[str, list[tuple[Seen, float]]] = {tier: [] for tier in tiers}
         for _ in range(3):
             for tier in tiers:

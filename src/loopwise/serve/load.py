@@ -11,7 +11,7 @@ import multiprocessing
 import random
 import time
 from collections.abc import AsyncIterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 CLOCK = time.perf_counter
@@ -141,6 +141,11 @@ class Clients(ProcessPoolExecutor):
     def __init__(self) -> None:
         super().__init__(max_workers=1, mp_context=multiprocessing.get_context("spawn"))
 
+    def begin(self, load: Load, tiers: list[str], rough: bool, seconds: float) -> Future[Load]:
+        """`Load.run` there, which ends with the load as it is afterwards. Until then nothing of what clients see is
+        in this process, so that its memory is the server's."""
+        return self.submit(load.run, tiers, rough, seconds)
+
     def run(self, load: Load, tiers: list[str], rough: bool, seconds: float) -> Load:
-        """`Load.run` there; the load as it is afterwards."""
-        return self.submit(load.run, tiers, rough, seconds).result()
+        """The same, waited for."""
+        return self.begin(load, tiers, rough, seconds).result()
