@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from loopwise.cli.main import main
 from loopwise.engine.bench import schedule
@@ -39,6 +40,24 @@ def test_decode_replay_gives_every_arm_its_depth(capsys, tmp_path):
     assert record["rows"] == found["rows"]
     assert record["manifest"]["command"].startswith("loopwise bench decode --recipe")
     assert {"threads", "load_1min"} <= record["manifest"]["hardware"].keys()
+
+
+def test_replay_of_live_depths_with_measured_threads(capsys):
+    before = torch.get_num_threads()
+    try:
+        words = ("--schedule", "live", "--threads", "0", "--rows", "4", "--repeats", "1")
+        found = run(capsys, "decode", "--part", "replay", *words)
+    finally:
+        torch.set_num_threads(before)
+    measured = [row["value"] for row in found["rows"] if row["unit"] == "ms"]
+    assert found["manifest"]["config"]["threads"] == 1 + measured.index(min(measured))
+    assert found["arms"]["replay"]["refill"]["mean_depth"] < found["arms"]["replay"]["full"]["mean_depth"]
+    assert "replay 4, live depths: refill/full" in found["ratios"]
+
+
+def test_recorded_depths_go_round_and_round():
+    policy = schedule.recorded([2, 3, 5], 7, seed=1)
+    assert policy.recorded == (3, 5, 2, 3, 5, 2, 3) and policy.max_depth == 5
 
 
 def test_decode_real_compares_live_exits_with_their_reference(capsys):
