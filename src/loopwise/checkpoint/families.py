@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from loopwise.checkpoint import configs
-from loopwise.checkpoint.tensors import Facts
+from loopwise.checkpoint.tensors import Facts, Renamed, Tensors
 from loopwise.config import ModelConfig
 
 Rows = dict[str, tuple[str, ...]]
@@ -55,6 +55,17 @@ class Family(NamedTuple):
                     names = tuple(path.format(**fill) for path in paths)
                     found.append(Entry(f"{ours[stage]}.{i}.{target}", kind, names))
         return found
+
+    def embedding_named(self, foreign: Foreign, tensors: Tensors) -> Tensors:
+        """Tied weights that are stored under the head's name alone (safetensors keeps one name of a shared tensor, the
+        first in the alphabet), under the embedding's."""
+        names = tensors.facts.keys()
+        moved = {of: twin for twin, of in self.twins.items() if twin in names and of not in names}
+        if not moved:
+            return tensors
+        kept = {name: name for name in names if name not in moved.values()}
+        renamed = Renamed(tensors, kept | moved)
+        return renamed if self.build(foreign, renamed.facts).tied else tensors
 
 
 # --- Huginn and the retrofitted recurrent models, which share its state-dict layout

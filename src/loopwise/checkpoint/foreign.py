@@ -80,7 +80,7 @@ def make_plan(foreign: Mapping[str, Any], tensors: Tensors) -> Plan:
         tensors = Renamed(tensors, {name.removeprefix(COMPILED): name for name in tensors.facts})
     check_kinds(foreign)
     name, family = detect(foreign, tensors.facts)
-    tensors = _embedding_named(family, foreign, tensors)
+    tensors = family.embedding_named(foreign, tensors)
     config = family.build(foreign, tensors.facts)
     shapes, names = expected_shapes(config), tensors.facts.keys()
     entries = [entry for entry in family.entries(config) if entry.target in shapes]
@@ -91,18 +91,6 @@ def make_plan(foreign: Mapping[str, Any], tensors: Tensors) -> Plan:
     orphans = sorted(shapes.keys() - {entry.target for entry in entries})
     missing = sorted(used - names) + [f"(ours) {target}" for target in orphans]
     return Plan(name, config, foreign, tensors, entries, twins, carried, sorted(set(rest) - set(carried)), missing)
-
-
-def _embedding_named(family: Family, foreign: Mapping[str, Any], tensors: Tensors) -> Tensors:
-    """Tied weights that are stored under the head's name alone (safetensors keeps one name of a shared tensor, the
-    first in the alphabet), under the embedding's."""
-    names = tensors.facts.keys()
-    moved = {of: twin for twin, of in family.twins.items() if twin in names and of not in names}
-    if not moved:
-        return tensors
-    kept = {name: name for name in names if name not in moved.values()}
-    renamed = Renamed(tensors, kept | moved)
-    return renamed if family.build(foreign, renamed.facts).tied else tensors
 
 
 class Opened(NamedTuple):
