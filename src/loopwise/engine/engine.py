@@ -14,13 +14,14 @@ from loopwise.data.tokenizer import Tokenizer
 from loopwise.engine.blocks import BlockPool
 from loopwise.engine.graphs import powers_to
 from loopwise.engine.job import Job
-from loopwise.engine.late import Exits, Tokens
+from loopwise.engine.late import Exits, Tokens, check_lag
+from loopwise.engine.launch import Kind
+from loopwise.engine.launch import Work as Chunk
 from loopwise.engine.pool import KVPool
 from loopwise.engine.prefix import chain_start
 from loopwise.engine.readback import Readback, upload
 from loopwise.engine.request import EngineConfig, Event, PromptToken, Request
-from loopwise.engine.runner import Kind, Runner
-from loopwise.engine.runner import Work as Chunk
+from loopwise.engine.runner import Runner
 from loopwise.engine.sampler import Readings, choose
 from loopwise.engine.scheduler import Core, Knobs, Prefill, Scheduler, Turn
 from loopwise.engine.sequence import Made, Sequence
@@ -62,9 +63,7 @@ class Engine:
         weight = model.embedding.weight
         self._start = (digest, config.layout, str(self.prefill), str(weight.dtype))
         cuda = weight.device.type == "cuda"
-        self.lag = int(cuda) if config.lag is None else config.lag
-        if self.lag not in (0, 1):
-            raise InputError(f"lag is {self.lag}: use 0 (wait for exits) or 1 (read them a launch later)")
+        self.lag = check_lag(config.lag, int(cuda))
         columns = weight.device.type == "cpu" and weight.dtype == torch.float32
         size = model.config.width if columns else 16
         blocks = self._num_blocks(size)
@@ -198,11 +197,9 @@ class Engine:
         begin = _CLOCK()
         work = self.planner.plan()
         late, self._late = self._late, None
-        events: list[Event] = []
+        events = self._turn(work.places) if isinstance(work, Turn) else []
         if isinstance(work, Core):
             self._core(work.places)
-        elif isinstance(work, Turn):
-            events = self._turn(work.places)
         elif isinstance(work, Prefill):
             self._prefill(work)
         if late is not None:
@@ -230,11 +227,7 @@ class Engine:
             for job in ended:
                 self.planner.cancel(job)
             return events
-        places = {
-            job.place
-            for job, known, verdict in zip(late.jobs, late.known, late.verdicts.take()[0], strict=True)
-            if verdict and not known and self.planner.jobs.get(job.place) is job
-        }
+        places = {job.place for job in late.left() if self.planner.jobs.get(job.place) is job}
         self.totals.surplus_passes += len(places.intersection(launched))
         self.planner.left(places)
         return []

@@ -2,10 +2,18 @@
 
 from typing import NamedTuple
 
+from loopwise.config import InputError
 from loopwise.engine.job import Job
 from loopwise.engine.readback import Readback
 from loopwise.engine.sampler import Readings
 from loopwise.engine.sequence import Made, Sequence
+
+
+def check_lag(wanted: int | None, usual: int) -> int:
+    """How many launches late results are read; `InputError` for what is neither 0 nor 1."""
+    if wanted not in (None, 0, 1):
+        raise InputError(f"lag is {wanted}: use 0 (wait for exits) or 1 (read them a launch later)")
+    return usual if wanted is None else wanted
 
 
 class Exits(NamedTuple):
@@ -14,6 +22,11 @@ class Exits(NamedTuple):
     jobs: list[Job]
     known: list[bool]
     verdicts: Readback
+
+    def left(self) -> list[Job]:
+        """Whose rows had left without the planner's knowing."""
+        found = zip(self.jobs, self.known, self.verdicts.take()[0], strict=True)
+        return [job for job, known, verdict in found if verdict and not known]
 
 
 class Tokens(NamedTuple):

@@ -1,7 +1,6 @@
 """The runner: executes launches on the one `RecurrentLM`. It knows rows, not requests; it never decides what runs."""
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -10,83 +9,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from loopwise.engine.graphs import Padded
+from loopwise.engine.launch import At, Kind, Pass, Passed, Prompts, Work
 from loopwise.engine.paged import PagedPieces, PagedRows, Span
 from loopwise.engine.pool import KVPool
 from loopwise.engine.readback import Readback, upload
 from loopwise.engine.state import Rows
 from loopwise.exit.policy import Policy
-from loopwise.exit.rules import Rule
-from loopwise.exit.signals import Look, Probe, Signal
+from loopwise.exit.signals import Look, Probe
 from loopwise.model.recurrent import RecurrentLM
 
 SHORT_BLOCKS = 2  # blocks of a short prompt
-
-
-class Kind(NamedTuple):
-    """What decides exits of a row: rows of one kind share a rule's step. Without a signal the host knows every exit."""
-
-    rule: Rule
-    signal: Signal | None
-
-    @classmethod
-    def of(cls, policy: Policy) -> "Kind":
-        """The kind of a bound policy."""
-        return cls(policy.rule(), policy.reads)
-
-
-class Work(NamedTuple):
-    """A prompt piece as the runner sees it: its place, its tokens, the position of the first, and recorded depths."""
-
-    place: int
-    tokens: Sequence[int]
-    start: int
-    depths: Sequence[int] | None = None
-    all_logits: bool = False
-
-
-class Prompts(NamedTuple):
-    """Rows of a prompt launch: positions, the block of each (without plane), and rows and blocks of each piece."""
-
-    positions: Tensor
-    block: Tensor
-    counts: list[int]
-    spans: list[Span]
-
-    @classmethod
-    def of(cls, works: Sequence[Work], tables: Tensor, size: int) -> "Prompts":
-        """The rows of these pieces; `tables` has the blocks of each place."""
-        places = [torch.arange(w.start, w.start + len(w.tokens), device=tables.device) for w in works]
-        own = [tables[w.place, : -(-(w.start + len(w.tokens)) // size)] for w in works]
-        block = torch.cat([table[p // size] for p, table in zip(places, own, strict=True)])
-        counts = [len(w.tokens) for w in works]
-        return cls(torch.cat(places), block, counts, [Span(n, table) for n, table in zip(counts, own, strict=True)])
-
-
-At = Callable[[Tensor | None, int, Tensor | None], PagedPieces | PagedRows]  # live rows (None: all), depth, turn
-
-
-class Pass(NamedTuple):
-    """One pass: the rows it was done on, which of them had left before (None: nobody asks), their depth after it, and
-    their states before and after it."""
-
-    index: Tensor
-    gone: Tensor | None
-    depth: Tensor
-    before: Tensor
-    state: Tensor
-
-    def some(self, part: Tensor) -> "Pass":
-        """The rows numbered `part`."""
-        return Pass(*(None if t is None else t.index_select(0, part) for t in self))  # type: ignore[arg-type]
-
-
-class Passed(NamedTuple):
-    """What a core launch says about its rows: which leave for certain, and the verdicts of the signals of others
-    (`asked`: which), on their way to the host."""
-
-    leave: list[bool]
-    asked: list[int]
-    verdicts: Readback | None
 
 
 class Runner:

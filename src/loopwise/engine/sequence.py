@@ -9,8 +9,8 @@ from torch import Tensor
 from loopwise.data.detokenizer import Detokenizer
 from loopwise.data.tokenizer import Tokenizer
 from loopwise.engine.job import Job
+from loopwise.engine.launch import Kind
 from loopwise.engine.request import Event, Output, PromptToken, Request, Usage
-from loopwise.engine.runner import Kind
 from loopwise.engine.sampler import Ask, Reading
 from loopwise.engine.text import Text
 

@@ -29,9 +29,9 @@ from loopwise.engine.bench.arms import Arm, BareArm, EngineArm, Timed, interleav
 from loopwise.engine.bench.batch import bench_batch, bench_shape
 from loopwise.engine.bench.planner import bench_planner
 from loopwise.engine.engine import Engine
+from loopwise.engine.launch import Work
 from loopwise.engine.llm import DTYPES, LLM
 from loopwise.engine.request import EngineConfig, Request
-from loopwise.engine.runner import Work
 from loopwise.exit.policy import Policy
 from loopwise.model.cost import Cost
 from loopwise.model.recurrent import RecurrentLM
