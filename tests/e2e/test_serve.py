@@ -1,6 +1,7 @@
 """`loopwise serve` as a process: it serves, drains at SIGTERM, and says what is wrong with its arguments."""
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -12,6 +13,16 @@ import httpx
 import pytest
 
 from loopwise.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_before():
+    """`serve` sends its logs to the standard error of its process; other tests have another one."""
+    names = ("loopwise", "uvicorn.error")
+    before = {name: (logging.getLogger(name).handlers, logging.getLogger(name).propagate) for name in names}
+    yield
+    for name, (handlers, propagate) in before.items():
+        logging.getLogger(name).handlers, logging.getLogger(name).propagate = handlers, propagate
 
 
 def test_serve_and_drain(tmp_path):
