@@ -54,20 +54,7 @@ def bench_exit(args: argparse.Namespace, shape: ModelConfig) -> dict[str, Any]:
     texts = dict(_named(t) for t in args.text or ["trained=factbook+puzzles"])
     pairs = [(name, label, sources) for name in args.checkpoint or ["tiny"] for label, sources in texts.items()]
     store = Store(args.cache, command="loopwise bench exit", seed=0) if args.cache else None
-    tables = []
-    for place, (name, label, sources) in enumerate(pairs, 1):
-        checkpoint, begun = open_checkpoint(name), time.monotonic()
-        about, windows = _about(checkpoint, label, sources, args.tokens)
-
-        def note(what: str, head: str = f"{place} of {len(pairs)}: {name} on {label}", begun: float = begun) -> None:
-            if not args.quiet:
-                print(f"{head}, {time.monotonic() - begun:,.0f} s: {what}", file=sys.stderr)
-
-        def made() -> dict[str, Any]:
-            return table(_arena(args, checkpoint, windows, about["reference_depth"], note), args, note)  # noqa: B023
-
-        key = about | {key: getattr(args, key) for key in DECIDES} | {"version": VERSION, "text": windows.digest}
-        tables.append(about | (store.get(f"{checkpoint.name}-{label}", key, made) if store else made()))
+    tables = [_table(args, store, f"{place} of {len(pairs)}", *pair) for place, pair in enumerate(pairs, 1)]
     rows = []
     for found in tables:
         head = f"{found['checkpoint']} {found['text']}"
@@ -92,6 +79,24 @@ def bench_exit(args: argparse.Namespace, shape: ModelConfig) -> dict[str, Any]:
             commit=hardware.commit(),
         ),
     }
+
+
+def _table(
+    args: argparse.Namespace, store: Store | None, place: str, name: str, label: str, sources: list[str]
+) -> dict[str, Any]:
+    """One checkpoint on one text, from the store if it is there."""
+    checkpoint, begun = open_checkpoint(name), time.monotonic()
+    about, windows = _about(checkpoint, label, sources, args.tokens)
+
+    def note(what: str) -> None:
+        if not args.quiet:
+            print(f"{place}: {name} on {label}, {time.monotonic() - begun:,.0f} s: {what}", file=sys.stderr)
+
+    def made() -> dict[str, Any]:
+        return table(_arena(args, checkpoint, windows, about["reference_depth"], note), args, note)
+
+    key = about | {key: getattr(args, key) for key in DECIDES} | {"version": VERSION, "text": windows.digest}
+    return about | (store.get(f"{checkpoint.name}-{label}", key, made) if store else made())
 
 
 def _named(text: str) -> tuple[str, list[str]]:

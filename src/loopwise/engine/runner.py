@@ -43,7 +43,7 @@ class Runner:
         self.padded = Padded(lambda index: self._pass(index, max_blocks), padded, self.rows.nowhere)
         # What the host knows without asking the device: position and passes of each place, and when it leaves at last.
         self.position, self.done, self.last = (np.zeros(places, dtype=np.int64) for _ in range(3))
-        self.kinds: list[Kind] = []
+        self.kinds: list[Kind | None] = [None] * places  # kinds that some place has, in slots that are used again
         self.kind_of = np.zeros(places, dtype=np.int64)
         self.looks_back = False  # whether any row's signal looks two states back
         self.readouts = 0  # coda rows, checks included
@@ -63,11 +63,12 @@ class Runner:
         rows.table[place, : len(blocks)] = self._index(blocks)
         rows.deepest[place] = kind.rule.max_depth
         self.last[place] = kind.rule.max_depth
-        if kind not in self.kinds:
-            self.kinds.append(kind)
-        self.kind_of[place] = self.kinds.index(kind)
-        signals = (self.kinds[k].signal for k in set(self.kind_of.tolist()))
-        self.looks_back = any(signal is not None and signal.states > 1 for signal in signals)
+        used = set(np.delete(self.kind_of, place).tolist())  # other places leave one slot free at least
+        slot = next((n for n in used if self.kinds[n] == kind), None)
+        slot = next(n for n in range(len(self.kinds)) if n not in used) if slot is None else slot
+        self.kind_of[place], self.kinds[slot] = slot, kind
+        held = (self.kinds[n] for n in set(self.kind_of.tolist()))
+        self.looks_back = any(k is not None and k.signal is not None and k.signal.states > 1 for k in held)
 
     @torch.inference_mode()
     def core(self, places: list[int]) -> Passed:
@@ -107,7 +108,7 @@ class Runner:
         verdicts = []
         for number in set(kinds.tolist()):
             kind = self.kinds[number]
-            if kind.signal is not None:
+            if kind is not None and kind.signal is not None:
                 mine = np.flatnonzero(kinds == number).tolist()
                 asked += mine
                 whole = len(mine) == len(places)

@@ -12,6 +12,7 @@ from loopwise.exit.rules import Below, Fixed, Recorded, Rule
 from loopwise.exit.signals import SIGNALS, Signal
 
 _THRESHOLD = re.compile(r"^([a-z_0-9]+)<([^,]+)$")
+MOST_PASSES = 4096  # more than any model takes; numbers of any size would reach tensors that cannot hold them
 _OPTIONS = ("min", "max", "patience", "every", "lag")
 
 
@@ -118,8 +119,10 @@ def _bounds(text: str, values: dict[str, int]) -> dict[str, Any]:
 
 
 def _integer(text: str, name: str, value: str) -> int:
-    if not value.isascii() or not value.isdigit() or int(value) < 1:
+    if not value.isascii() or not value.isdigit() or not value.strip("0"):
         raise InputError(f"policy '{text}': {name} is '{value}': use an integer of at least 1")
+    if len(value) > 18 or int(value) > MOST_PASSES:
+        raise InputError(f"policy '{text}': {name} is '{value[:20]}': out of range, use at most {MOST_PASSES}")
     return int(value)
 
 

@@ -38,6 +38,7 @@ def test_every_verb_has_help_with_an_example(verb, capsys):
         (["info", "tiny", "--wrong"], "--wrong"),
         (["generate", "tiny", "--prompt", "x", "--policy", "lk<1"], "did you mean 'kl'"),
         (["generate", "tiny", "--prompt", "x", "--policy", "depth=999"], "out of range"),
+        (["generate", "tiny", "--prompt", "x", "--policy", "kl<1,patience=" + "9" * 5000], "patience"),
         (["generate", "tiny", "--prompt", ""], "no tokens"),
         (["generate", "tiny", "--prompt", "x", "--layout", "shard"], "did you mean 'shared'"),
         (["generate", "tiny", "--prompt", "x", "--max-tokens", "0"], "max_tokens"),

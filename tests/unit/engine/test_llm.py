@@ -121,3 +121,14 @@ def test_stats_count_what_was_done():
     assert stats["exit_depths"] == {"4": 8, "8": 2}
     assert stats["rows_per_launch"]["core"] == 2 and 0 < stats["host_share"] < 1
     assert stats["kv_blocks_held"] == stats["waiting"] == stats["running"] == 0
+
+
+def test_many_policies_hold_no_more_than_the_places_and_keep_to_their_own(llm):
+    """A server's clients name any threshold they like: what decides exits must not pile up."""
+    policies = [f"rel_change<{0.02 * (1 + n % 23)},max={2 + n % 7}" for n in range(60)]
+    found = llm.generate(["The sea"] * 60, SamplingParams(max_tokens=4, ignore_eos=True), policies)
+    runner = llm.engine.runner
+    assert len(runner.kinds) == len(runner.kind_of) == llm.engine.places
+    for policy in (0, 17, 59):
+        alone = llm.generate(["The sea"], SamplingParams(max_tokens=4, ignore_eos=True), [policies[policy]])[0]
+        assert (found[policy].tokens, found[policy].depths) == (alone.tokens, alone.depths)
