@@ -14,7 +14,7 @@ from loopwise.records import read_json, write_json
 from loopwise.train.config import Recipe
 from loopwise.train.inputs import Inputs
 from loopwise.train.overrides import override
-from loopwise.train.saturation import losses, saturation
+from loopwise.train.saturation import losses, over_runs, saturation
 
 EVAL_BATCHES = 8
 
@@ -69,13 +69,21 @@ def _measure(changes: dict[str, str], recipe: Recipe, result: dict[str, Any], in
 
 def _by_mean(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Saturation depth per source against the training mean (and sampler), over seeds."""
-    groups: dict[tuple[str, float, str], list[int]] = {}
+    groups: dict[tuple[str, float, str], list[dict[str, Any]]] = {}
     for row in rows:
         for source, found in row["saturation"].items():
-            groups.setdefault((row["depth"]["kind"], row["depth"]["mean"], source), []).append(found["depth"])
+            groups.setdefault((row["depth"]["kind"], row["depth"]["mean"], source), []).append(found)
     return [
-        {"sampler": kind, "mean": mean, "source": source, "depths": depths, "mean_saturation": fmean(depths)}
-        for (kind, mean, source), depths in sorted(groups.items())
+        {
+            "sampler": kind,
+            "mean": mean,
+            "source": source,
+            "depths": [found["depth"] for found in runs],
+            "mean_saturation": fmean(found["depth"] for found in runs),
+            "interval": list(over_runs([found["draws"] for found in runs])),
+            "best_loss": fmean(found["best_loss"] for found in runs),
+        }
+        for (kind, mean, source), runs in sorted(groups.items(), key=lambda group: group[0])
     ]
 
 
@@ -83,10 +91,11 @@ def card(result: dict[str, Any]) -> str:
     """For people."""
     lines = [
         f"{len(result['rows'])} runs; records in {result['sweep']}",
-        "  sampler      mean  source        saturates at (one per seed)",
+        "  sampler            mean  source        saturates at, 95% interval  (one per seed)",
     ]
     lines += [
-        f"  {row['sampler']:<12} {row['mean']:>4g}  {row['source']:<12}  {', '.join(map(str, row['depths']))}"
+        f"  {row['sampler']:<18} {row['mean']:>4g}  {row['source']:<12}  {row['mean_saturation']:>5.2f} "
+        f"[{row['interval'][0]:.2f}, {row['interval'][1]:.2f}]  ({', '.join(map(str, row['depths']))})"
         for row in result["by_mean"]
     ]
     return "\n".join(lines)

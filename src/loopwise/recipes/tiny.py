@@ -92,19 +92,19 @@ def saturation() -> Recipe:
     """
     base = tiny()
     shares = {
-        "factbook": ((0, 0.18), (400, 0.25)),
-        "children": ((0, 0.06), (400, 0.10)),
-        "openstax": ((0, 0.10), (400, 0.15)),
-        "hop1": ((0, 0.60), (150, 0.60), (250, 0.06), (700, 0.02)),
-        "hop3": ((0, 0.06), (150, 0.06), (250, 0.45), (500, 0.25), (900, 0.08)),
-        "hop10": ((0, 0.0), (300, 0.0), (450, 0.30), (700, 0.40)),
+        "factbook": ((0, 0.30),),
+        "hop1": ((0, 0.70), (200, 0.70), (300, 0.10), (700, 0.05)),
+        "hop3": ((0, 0.0), (200, 0.0), (300, 0.60), (500, 0.55), (700, 0.20)),
+        "hop10": ((0, 0.0), (400, 0.0), (500, 0.05), (700, 0.45)),
     }
-    sources = tuple(dataclasses.replace(source, shares=shares[source.name]) for source in SOURCES)
+    sources = tuple(
+        dataclasses.replace(source, shares=shares[source.name]) for source in SOURCES if source.name in shares
+    )
     return dataclasses.replace(
         base,
         name="saturation",
         train=dataclasses.replace(
-            base.train, tokens=2_048_000, batch_size=16, dtype="float32", checkpoint_interval=100, eval_interval=1000
+            base.train, tokens=2_048_000, batch_size=16, dtype="float32", checkpoint_interval=200, eval_interval=250
         ),
         depth=dataclasses.replace(base.depth, min=1),
         data=dataclasses.replace(base.data, sources=sources, weigh_from=0),

@@ -115,7 +115,7 @@ def wall_clock(row: Row, book: Book) -> Verdict:
 def plain(row: Row, book: Book) -> Verdict:
     """Rows that state a fact about the study: what this run has instead."""
     seeds = max((len(v.get("seeds", [])) for v in book.whole.get("joint", {}).get("arms", {}).values()), default=0)
-    runs = sum(r["runs"] for r in book.whole.get("sweep", {}).get("rows", []))
+    runs = book.whole.get("sweep", {}).get("runs", 0)
     ours = f"{len(book.checkpoints)} checkpoint(s), {len({p.corpus for p in book.pairs})} corpora"
     ours += f", {runs} sweep runs" if runs else ""
     ours += f", {seeds} seeds of each small model trained here" if seeds else ""

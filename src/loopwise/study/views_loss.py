@@ -1,5 +1,8 @@
 """Sections 1 and 2 of the report, from records alone: loss, saturation, change, contraction."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from loopwise.report.figure import Figure
 from loopwise.report.words import percent
 from loopwise.study.book import Book
@@ -58,10 +61,11 @@ def elasticity(book: Book, study: Published) -> Section:
             ]
         )
         points.append(Dot(pair.name, by["0.01"][0], by["0.01"][1:], f"training mean {found['mean_depth']:g}"))
-    for entry in book.whole.get("sweep", {}).get("rows", []):
+    swept = book.whole.get("sweep", {}).get("rows", [])
+    for entry in swept:
         points.append(
             Dot(
-                f"sweep, {entry['source']} ({entry['runs']} runs)",
+                f"sweep, {entry['source']}, {entry['sampler']} ({entry['runs']} runs)",
                 entry["depth"],
                 [entry["low"], entry["high"]],
                 f"training mean {entry['mean']:g}",
@@ -103,9 +107,34 @@ def elasticity(book: Book, study: Published) -> Section:
         key="elasticity",
         title="Elasticity",
         rows=("loss_shape", "saturation"),
-        tables=[table],
+        tables=[table, *([_sweep(swept)] if swept else [])],
         figures=[loss, useful, *more],
         missing=gone(book, "sweep"),
+    )
+
+
+def _sweep(rows: Sequence[dict[str, Any]]) -> Table:
+    """Training means and samplers, several seeds each."""
+    return Table(
+        "sweep",
+        "Models of the shape of tiny trained for this question: first depth within 0.01 nats of the best, mean over "
+        "runs; small print: its 95% interval (runs and held-out windows resampled) and the range of the best loss.",
+        (
+            *("sampler", "training mean", "corpus", "runs", "useful depth", "of each run", "best loss"),
+            *("loss at depth 1 above it", "at the last depth"),
+        ),
+        [
+            [
+                *(row["sampler"], row["mean"], row["source"], row["runs"]),
+                ci((row["depth"], row["low"], row["high"])),
+                ", ".join(map(str, row["depths"])),
+                ci(row["best"], ".3f"),
+                format(row["first"], "+.4f"),
+                format(row["past"], "+.4f"),
+            ]
+            for row in rows
+        ],
+        (0, 2, 5),
     )
 
 

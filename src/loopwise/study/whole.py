@@ -13,6 +13,7 @@ from loopwise.store import Store
 from loopwise.study import joint
 from loopwise.study.settings import Settings
 from loopwise.study.subject import Corpus, Tell
+from loopwise.train.saturation import over_runs
 
 Json = dict[str, Any]
 
@@ -35,35 +36,41 @@ def train_arms(checkpoint: Checkpoint, corpora: Sequence[Corpus], settings: Sett
 
 
 def sweep(folder: Path | None) -> Json:
-    """Where loss saturates against the training mean, from the records of `loopwise train --sweep`, seeds pooled.
+    """Where loss saturates against sampler and training mean, from the records of `loopwise train --sweep`.
 
-    The depth of a mean and source is the mean over its runs, its interval the widest of theirs: with few seeds the
-    spread over seeds is part of the answer. Raises `InputError` if there is no such record.
+    The depth of a group is the mean over its runs, its interval that of `train.saturation.over_runs`: runs and windows
+    both resampled. `past` is the loss at the deepest pass less the best one. Raises `InputError` without such a record.
     """
-    files = sorted(folder.glob("saturation/*.json")) if folder else []
-    groups: dict[tuple[float, str], list[Json]] = {}
-    for path in files:
-        found = read_json(path)
-        for row in found.get("rows", []):
-            if row.get("depth", {}).get("kind", "lognormal") == "lognormal":
-                for source, one in row.get("saturation", {}).items():
-                    groups.setdefault((float(row["depth"]["mean"]), source), []).append(
-                        {**one, "seed": row.get("seed")}
-                    )
+    runs = [row for path in _sweeps(folder) for row in read_json(path).get("rows", [])]
+    groups: dict[tuple[str, float, str], list[Json]] = {}
+    for run in runs:
+        for source, found in run.get("saturation", {}).items():
+            groups.setdefault((run["depth"]["kind"], float(run["depth"]["mean"]), source), []).append(found)
     if not groups:
         raise InputError(
             "No sweep over training means was found (benchmarks/results/saturation): run 'make saturation'."
         )
-    rows = [
-        {
-            "mean": mean,
-            "source": source,
-            "runs": len(found),
-            "depth": float(np.mean([one["depth"] for one in found])),
-            "low": min(one["low"] for one in found),
-            "high": max(one["high"] for one in found),
-            "depths": [one["depth"] for one in found],
-        }
-        for (mean, source), found in sorted(groups.items())
-    ]
-    return {"rows": rows, "files": [path.name for path in files]}
+    rows = []
+    for (kind, mean, source), found in sorted(groups.items(), key=lambda group: group[0]):
+        low, high = over_runs([one["draws"] for one in found])
+        loss = np.mean([one["loss"] for one in found], axis=0)
+        rows.append(
+            {
+                "sampler": kind,
+                "mean": mean,
+                "source": source,
+                "runs": len(found),
+                "low": low,
+                "high": high,
+                "depths": [one["depth"] for one in found],
+                "depth": float(np.mean([one["depth"] for one in found])),
+                "best": [float(f([one["best_loss"] for one in found])) for f in (np.mean, np.min, np.max)],
+                "first": float(loss[0] - loss.min()),
+                "past": float(loss[-1] - loss.min()),
+            }
+        )
+    return {"rows": rows, "runs": len(runs), "files": [path.name for path in _sweeps(folder)]}
+
+
+def _sweeps(folder: Path | None) -> list[Path]:
+    return sorted(folder.glob("saturation/*.json")) if folder else []

@@ -1,8 +1,11 @@
 """Optimizers, torch's own: AdamW for everything, or Muon for the matrices inside blocks and AdamW for the rest."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.overrides import TorchFunctionMode
 
 from loopwise.train.config import TrainConfig
 
@@ -25,13 +28,35 @@ def build(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
     optimizers: list[torch.optim.Optimizer] = [adamw]
     if muon:
         # match_rms_adamw scales the update so that one learning rate suits both (Liu et al., 2025).
+        kind = Float32Muon if muon[0].device.type == "cpu" else torch.optim.Muon
         optimizers.append(
-            torch.optim.Muon(muon, lr=config.muon_lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw")
+            kind(muon, lr=config.muon_lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw")
         )
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["base_lr"] = group["lr"]
     return optimizers
+
+
+class Float32Muon(torch.optim.Muon):
+    """torch's Muon, its Newton-Schulz iteration in float32.
+
+    torch casts the momentum to bfloat16 first. That is right for accelerators; a CPU without bfloat16 instructions
+    multiplies it some twenty times slower than float32, and a step of a small model is then mostly optimizer.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """As torch's."""
+        with _BFloat16AsFloat32():
+            return super().step(closure)
+
+
+class _BFloat16AsFloat32(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.bfloat16:  # a copy, as a cast makes one: the iteration works in place
+            return args[0].to(torch.float32, copy=True)
+        return func(*args, **(kwargs or {}))
 
 
 def set_lr(optimizers: list[torch.optim.Optimizer], factor: float) -> None:

@@ -1,6 +1,6 @@
 """At which depth loss stops falling: the saturation depth of a model and its confidence interval."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,12 +16,16 @@ TOLERANCE = 0.01  # nats
 
 
 class Saturation(NamedTuple):
-    """First depth whose mean loss is within the tolerance of the best, with a 95% bootstrap interval over windows."""
+    """First depth whose mean loss is within the tolerance of the best, with a 95% bootstrap interval over windows.
+
+    `draws` counts the resamples that put it at each depth (depth as text -> count).
+    """
 
     depth: int
     low: int
     high: int
     best_loss: float
+    draws: dict[str, int]
 
 
 @torch.no_grad()
@@ -53,7 +57,23 @@ def saturation(
     depths = [_first(by_window[rows].mean(0), tolerance) for rows in drawn]
     low, high = np.percentile(depths, [2.5, 97.5])
     mean = by_window.mean(0)
-    return Saturation(_first(mean, tolerance), int(np.floor(low)), int(np.ceil(high)), float(mean.min()))
+    draws = {str(depth): depths.count(depth) for depth in sorted(set(depths))}
+    return Saturation(_first(mean, tolerance), int(np.floor(low)), int(np.ceil(high)), float(mean.min()), draws)
+
+
+def over_runs(draws: Sequence[Mapping[str, int]], *, resamples: int = 4000, seed: int = 0) -> tuple[float, float]:
+    """95% interval of the mean saturation depth of several runs (`Saturation.draws`), the run as random effect.
+
+    Two levels: runs are drawn with replacement, and from each drawn run one of its own resamples of windows.
+    """
+    generator = np.random.default_rng(seed)
+    means = np.zeros(resamples)
+    picked = generator.integers(0, len(draws), (resamples, len(draws)))
+    for run, counts in enumerate(draws):
+        depths = np.repeat([int(depth) for depth in counts], list(counts.values()))
+        means += np.where(picked == run, generator.choice(depths, picked.shape), 0).sum(1)
+    low, high = np.percentile(means / len(draws), [2.5, 97.5])
+    return float(low), float(high)
 
 
 def _first(loss: Sequence[float] | np.ndarray, tolerance: float) -> int:

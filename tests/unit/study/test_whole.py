@@ -12,22 +12,39 @@ from loopwise.study.published import published
 from loopwise.study.rules import verdicts
 from loopwise.study.rules_measured import tail
 from loopwise.study.rules_policy import wall_clock
+from loopwise.study.views_loss import elasticity
 from loopwise.study.whole import sweep
 
 
-def test_sweep_pools_seeds_and_keeps_the_widest_interval(tmp_path: Path):
+def test_sweep_pools_seeds_by_sampler_and_mean(tmp_path: Path):
     rows = [
         {
             "depth": {"kind": kind, "mean": 4.0},
             "seed": seed,
-            "saturation": {"tales": {"depth": d, "low": d - 1, "high": d}},
+            "saturation": {
+                "tales": {
+                    "depth": d,
+                    "low": d,
+                    "high": d,
+                    "draws": {str(d): 100},
+                    "best_loss": 2.0 + seed,
+                    "loss": [3.0, 2.0, 2.5],
+                }
+            },
         }
         for kind, seed, d in (("lognormal", 0, 3), ("lognormal", 1, 5), ("fixed", 0, 9))
     ]
     (tmp_path / "saturation").mkdir()
     (tmp_path / "saturation" / "means.json").write_text(json.dumps({"rows": rows}))
-    (row,) = sweep(tmp_path)["rows"]
-    assert (row["mean"], row["depth"], row["low"], row["high"], row["runs"]) == (4.0, 4.0, 2, 5, 2)
+    found = sweep(tmp_path)
+    fixed, sampled = found["rows"]
+    assert (found["runs"], fixed["sampler"], fixed["depth"], fixed["low"], fixed["high"]) == (3, "fixed", 9, 9, 9)
+    assert (sampled["mean"], sampled["depth"], sampled["low"], sampled["high"]) == (4.0, 4.0, 3.0, 5.0)
+    assert (sampled["runs"], sampled["best"], sampled["first"], sampled["past"]) == (2, [2.5, 2.0, 3.0], 1.0, 0.5)
+    book = Book([], {}, {"sweep": found}, {}, {})
+    verdict = next(v for v in verdicts(published().rows, book) if v.id == "saturation")
+    assert "4" in verdict.ours and "9" not in verdict.ours  # the hypothesis is about sampled depths
+    assert [row[0] for row in elasticity(book, published()).tables[1].rows] == ["fixed", "lognormal"]
     with pytest.raises(InputError, match="make saturation"):
         sweep(tmp_path / "nowhere")
 
