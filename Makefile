@@ -50,9 +50,9 @@ gpu: setup  ## parity tests and benchmarks; at most eight minutes on one CUDA de
 study: setup  ## the whole study on what the repository ships; writes docs/study
 	$(BIN)/loopwise study $(notdir $(wildcard src/loopwise/assets/tiny*)) --text factbook=factbook --text puzzles=puzzles --out docs/study
 
-saturation: setup  ## nine runs over training mean and seed, then samplers; hours, resumable; DATA=folder OUT=folder
+saturation: setup  ## nine runs over training mean and seed, then three of fixed depth; hours, resumable; DATA=folder OUT=folder
 	$(BIN)/loopwise train saturation --data $(DATA) --out $(or $(OUT),runs/saturation)/means --sweep depth.mean=2,4,8 --sweep train.seed=0,1,2
-	$(BIN)/loopwise train saturation --data $(DATA) --out $(or $(OUT),runs/saturation)/samplers --sweep depth.kind=lognormal,poisson-lognormal,fixed,uniform
+	$(BIN)/loopwise train saturation --data $(DATA) --out $(or $(OUT),runs/saturation)/samplers --depth.mean 4 --sweep depth.kind=fixed --sweep train.seed=0,1,2
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' Makefile
