@@ -89,6 +89,15 @@ def uniform(seed: int, position: int) -> float:
     return (x >> 11) / (1 << 53)
 
 
+def upload(
+    values: Sequence[int] | Sequence[float] | Sequence[bool], device: torch.device, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Numbers as a tensor on `device`; on CUDA through pinned memory, because a pageable copy waits for the device."""
+    if device.type != "cuda":
+        return torch.tensor(values, dtype=dtype, device=device)
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
 def penalise(
     logits: Float[Tensor, "vocab"], params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
 ) -> Float[Tensor, "vocab"]:
@@ -99,15 +108,16 @@ def penalise(
         ids = list(params.logit_bias)
         if min(ids) < 0 or max(ids) >= logits.shape[0]:
             raise InputError(f"logit_bias names token {max(ids)}: use ids from 0 to {logits.shape[0] - 1}")
-        logits[ids] += torch.tensor(list(params.logit_bias.values()), dtype=logits.dtype, device=logits.device)
+        logits[upload(ids, logits.device)] += upload(list(params.logit_bias.values()), logits.device, logits.dtype)
     if params.repetition_penalty != 1:
-        seen = torch.tensor(sorted({*prompt, *output}), dtype=torch.long, device=logits.device)
+        seen = upload(sorted({*prompt, *output}), logits.device, torch.long)
         value = logits[seen]
         rate = params.repetition_penalty
         logits[seen] = torch.where(value > 0, value / rate, value * rate)
     if output and (params.presence_penalty or params.frequency_penalty):
-        ids = torch.tensor(output, dtype=torch.long, device=logits.device)
-        counts = torch.bincount(ids, minlength=logits.shape[0]).to(logits.dtype)
+        counts = torch.zeros_like(logits)  # bincount would wait for the device to learn its size
+        ids = upload(output, logits.device)
+        counts.index_add_(0, ids, torch.ones_like(ids, dtype=logits.dtype))
         logits -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
     return logits
 
@@ -119,7 +129,7 @@ def sample(
     tokens = logits.argmax(-1)
     drawn = [row for row, p in enumerate(params) if p.temperature > 0]
     if drawn:
-        index = torch.tensor(drawn, device=logits.device)
+        index = upload(drawn, logits.device)
         chosen = [params[row] for row in drawn]
         tokens[index] = _draw(logits[index], chosen, [uniforms[row] for row in drawn])
     return tokens
@@ -131,12 +141,12 @@ def _draw(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[f
     filtered = [row for row, p in enumerate(params) if p.top_k or p.top_p < 1 or p.min_p]
     if len(filtered) == len(params):
         return _draw_filtered(logits, params, uniforms)
-    heat = torch.tensor([p.temperature for p in params], dtype=torch.float64, device=logits.device)[:, None]
+    heat = upload([p.temperature for p in params], logits.device, torch.float64)[:, None]
     total = (logits.double() / heat).softmax(-1).cumsum(-1)
-    goal = torch.tensor(list(uniforms), dtype=torch.float64, device=logits.device)[:, None] * total[:, -1:]
+    goal = upload(list(uniforms), logits.device, torch.float64)[:, None] * total[:, -1:]
     tokens = torch.searchsorted(total, goal, right=True)[:, 0].clamp(max=logits.shape[1] - 1)
     if filtered:
-        index = torch.tensor(filtered, device=logits.device)
+        index = upload(filtered, logits.device)
         tokens[index] = _draw_filtered(logits[index], [params[r] for r in filtered], [uniforms[r] for r in filtered])
     return tokens
 
@@ -144,7 +154,7 @@ def _draw(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[f
 def _draw_filtered(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> Int[Tensor, "rows"]:
 
     def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=logits.device)[:, None]
+        return upload(values, logits.device, torch.float64)[:, None]
 
     scaled, order = (logits.double() / column([p.temperature for p in params])).sort(
         dim=-1, descending=True, stable=True

@@ -15,11 +15,10 @@ from loopwise.engine.blocks import BlockPool
 from loopwise.engine.graphs import powers_to
 from loopwise.engine.job import Job
 from loopwise.engine.late import Exits, Tokens, check_lag
-from loopwise.engine.launch import Kind
-from loopwise.engine.launch import Work as Chunk
+from loopwise.engine.launch import Kind, Work
 from loopwise.engine.pool import KVPool
 from loopwise.engine.prefix import chain_start
-from loopwise.engine.readback import Readback, upload
+from loopwise.engine.readback import Readback
 from loopwise.engine.request import EngineConfig, Event, PromptToken, Request
 from loopwise.engine.runner import Runner
 from loopwise.engine.sampler import Readings, choose
@@ -32,6 +31,7 @@ from loopwise.generate import check_prefill, check_tokens
 from loopwise.model.cost import Cost
 from loopwise.model.kv_layout import kv_layout
 from loopwise.model.recurrent import RecurrentLM
+from loopwise.sampling import upload
 
 POOL_BYTES = 1 << 30
 _CLOCK = time.perf_counter
@@ -244,7 +244,7 @@ class Engine:
                 self.totals.prompt_tokens += len(job.prompt)
             depths = None if request.prompt_depths is None else request.prompt_depths[start:stop]
             wants = request.prompt_logprobs is not None
-            chunks.append(Chunk(job.place, job.prompt[start:stop], start, depths, wants))
+            chunks.append(Work(job.place, job.prompt[start:stop], start, depths, wants))
             tokens += stop - start
         begin = _CLOCK()
         logits = self.runner.prefill(chunks)
@@ -255,10 +255,10 @@ class Engine:
         self.planner.prefilled()
 
     def _read_prompt(self, sequence: Sequence, logits: torch.Tensor, start: int, stop: int) -> None:
-        following = torch.tensor(sequence.job.prompt[start + 1 : stop + 1], dtype=torch.long, device=logits.device)
-        logits = logits[: len(following)]
-        wanted = [sequence.request.prompt_logprobs] * len(following)
-        for token, found in zip(following.tolist(), Readings(logits, following, wanted).take(), strict=True):
+        following = sequence.job.prompt[start + 1 : stop + 1]
+        ids = upload(following, logits.device, torch.long)
+        readings = Readings(logits[: len(following)], ids, [sequence.request.prompt_logprobs] * len(following))
+        for token, found in zip(following, readings.take(), strict=True):
             assert found is not None
             sequence.prompt_logprobs.append(PromptToken(token, *found))
 

@@ -1,17 +1,9 @@
-"""Between host and device without waiting. On CPU both directions are plain tensors."""
+"""From the device to the host without waiting for what was launched since (the other way: `sampling.upload`)."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-
-
-def upload(values: Sequence[int] | Sequence[float] | Sequence[bool], device: torch.device) -> Tensor:
-    """Numbers as a tensor on `device`; on CUDA through pinned memory, because a pageable copy waits for the device."""
-    if device.type != "cuda":
-        return torch.tensor(values, device=device)
-    return torch.tensor(values, pin_memory=True).to(device, non_blocking=True)
 
 
 class Readback:

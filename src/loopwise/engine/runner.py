@@ -12,11 +12,12 @@ from loopwise.engine.graphs import Padded
 from loopwise.engine.launch import At, Kind, Pass, Passed, Prompts, Work
 from loopwise.engine.paged import PagedPieces, PagedRows, Span
 from loopwise.engine.pool import KVPool
-from loopwise.engine.readback import Readback, upload
+from loopwise.engine.readback import Readback
 from loopwise.engine.state import Rows
 from loopwise.exit.policy import Policy
 from loopwise.exit.signals import Look, Probe
 from loopwise.model.recurrent import RecurrentLM
+from loopwise.sampling import upload
 
 SHORT_BLOCKS = 2  # blocks of a short prompt
 

@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from loopwise.engine.readback import Readback, upload
+from loopwise.engine.readback import Readback
 from loopwise.engine.request import Alternatives
-from loopwise.sampling import SamplingParams, penalise, sample, uniform
+from loopwise.sampling import SamplingParams, penalise, sample, uniform, upload
 
 
 class Ask(NamedTuple):

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from loopwise.engine.graphs import Padded, powers_to
-from loopwise.engine.readback import Readback, upload
+from loopwise.engine.readback import Readback
+from loopwise.sampling import upload
 
 FILLER = 5
 
