@@ -1,7 +1,8 @@
 """`RecurrentLM`: prelude, weight-tied core, coda. One definition for training, measuring and serving."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -182,6 +183,15 @@ class RecurrentLM(nn.Module):
     def compile_core(self, **options: object) -> None:
         """Compile one pass of the core. The loop stays in Python: compiling it would recompile for every depth."""
         self.recurrence.pass_once = torch.compile(self.recurrence._pass, **options)  # type: ignore[arg-type]
+
+    @contextmanager
+    def eager(self) -> Iterator[None]:
+        """Passes inside are not compiled: for decoding, whose shapes change from call to call."""
+        compiled, self.recurrence.pass_once = self.recurrence.pass_once, self.recurrence._pass
+        try:
+            yield
+        finally:
+            self.recurrence.pass_once = compiled
 
 
 def _generator(seed: int) -> torch.Generator:

@@ -24,7 +24,8 @@ def sampler(tokenizer: Tokenizer, held_out: Batches) -> Callable[[RecurrentLM], 
         length = min(len(prompt) + LENGTH, model.config.context)
         decoder = Decoder(model, Policy.parse(f"depth={depth}"), length=length)
         params = SamplingParams(temperature=0.0, max_tokens=max(1, length - len(prompt)))
-        made = generate(decoder, prompt, params)
+        with model.eager():
+            made = generate(decoder, prompt, params)
         # an untrained model may choose a spare row of the embedding, which stands for no token
         known = [token.id for token in made.tokens if token.id < tokenizer.size]
         return f"{tokenizer.decode(prompt)}|{tokenizer.decode(known)}"

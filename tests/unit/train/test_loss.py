@@ -5,11 +5,18 @@ import torch
 import torch._dynamo
 from torch._dynamo.utils import counters
 
+from loopwise.data.tokenizer import Tokenizer
 from loopwise.model.recurrent import RecurrentLM
 from loopwise.recipes.catalog import recipe
 from loopwise.train.loss import objective
+from loopwise.train.sample import sampler
 
 TOKENS = torch.randint(0, 512, (2, 17), generator=torch.Generator().manual_seed(0))
+
+
+class Held:
+    def batch(self, step: int) -> torch.Tensor:
+        return TOKENS % 256
 
 
 def _gradients(dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -46,6 +53,23 @@ def test_a_compiled_pass_has_two_graphs_in_training() -> None:
         backprop = 3 if depth > 3 else None
         objective(model(TOKENS[:, :-1], depth, backprop_depth=backprop), TOKENS[:, 1:]).total.backward()
     assert counters["stats"]["unique_graphs"] == 2
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("no_shape_checks")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_decoding_while_training_compiles_nothing() -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    model = RecurrentLM(recipe("micro").model).initialise(0)
+    model.compile_core(backend="eager")
+    compiled = model.recurrence.pass_once
+    tokenizer = Tokenizer.train(["the quick brown fox jumps over the lazy dog"] * 4, vocab_size=300)
+    assert "|" in sampler(tokenizer, Held())(model.eval())
+    assert counters["stats"]["unique_graphs"] == 0
+    assert model.recurrence.pass_once is compiled
+    model(TOKENS, 2)
+    assert counters["stats"]["unique_graphs"] == 1  # the counter does count
     torch._dynamo.reset()
 
 
