@@ -46,9 +46,17 @@ def run_sweep(
             one = argparse.Namespace(**{**vars(args), "out": out / name, "resume": True})
             result, inputs = train(one, recipe)
             write_json(done, {"binding": recipe.binding(), **_measure(changes, recipe, result, inputs)})
-        rows.append({key: value for key, value in read_json(done).items() if key != "binding"})
+        rows.append(_row(done))
         write_json(out / "sweep.json", {"recipe": base.to_dict(), "rows": rows})
     return {"sweep": str(out / "sweep.json"), "rows": rows, "by_mean": _by_mean(rows)}
+
+
+def _row(done: Path) -> dict[str, Any]:
+    """What a sweep keeps of a finished run: its figures and, from its checkpoint, what makes them checkable."""
+    found = {key: value for key, value in read_json(done).items() if key != "binding"}
+    about = read_json(done.parent / "checkpoint" / "manifest.json")
+    kept = {key: about[key] for key in ("command", "commit", "seed", "data_sha256", "hardware", "created")}
+    return found | {"checkpoint": f"{done.parent.name}/checkpoint", "manifest": kept}
 
 
 def _measure(changes: dict[str, str], recipe: Recipe, result: dict[str, Any], inputs: Inputs) -> dict[str, Any]:

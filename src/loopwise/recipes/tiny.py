@@ -88,7 +88,7 @@ def saturation() -> Recipe:
 
     Command: `loopwise train saturation --data DIR --out OUT --sweep depth.mean=2,4,8 --sweep train.seed=0,1,2`, or
     `make saturation DATA=DIR`; DIR as for `tiny`. The shallowest draws are not cut off, so that the mean is the mean.
-    Expected: the table in `docs/train.md`.
+    Expected: the table in `docs/study.md`.
     """
     base = tiny()
     shares = {

@@ -119,7 +119,8 @@ def plain(row: Row, book: Book) -> Verdict:
     ours = f"{len(book.checkpoints)} checkpoint(s), {len({p.corpus for p in book.pairs})} corpora"
     ours += f", {runs} sweep runs" if runs else ""
     ours += f", {seeds} seeds of each small model trained here" if seeds else ""
-    sentence = "The same limit holds here: small models; intervals speak of text, not of training again."
+    spoken = "intervals speak of text, not of training again" + (", but for those of the sweep" if runs else "")
+    sentence = f"The same limit holds here: small models; {spoken}."
     return Verdict(row.id, row.section, row.quantity, row.text, ours, "agrees", sentence)
 
 

@@ -65,7 +65,7 @@ def elasticity(book: Book, study: Published) -> Section:
     for entry in swept:
         points.append(
             Dot(
-                f"sweep, {entry['source']}, {entry['sampler']} ({entry['runs']} runs)",
+                f"sweep, {entry['source']}, {entry['sampler']} {entry['mean']:g}",
                 entry["depth"],
                 [entry["low"], entry["high"]],
                 f"training mean {entry['mean']:g}",

@@ -79,6 +79,9 @@ def test_sweep(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     found = json.loads(text)
     assert [row["changes"] for row in found["rows"]][1] == {"depth.mean": "4", "train.seed": "1"}
     assert [row["mean"] for row in found["by_mean"]] == [2.0, 4.0]
+    swept = json.loads((tmp_path / "s/sweep.json").read_text())
+    assert {row["checkpoint"] for row in swept["rows"]} == {"mean2,seed1/checkpoint", "mean4,seed1/checkpoint"}
+    assert all(row["manifest"]["data_sha256"] and row["manifest"]["seed"] == 1 for row in swept["rows"])
     assert all(len(row["depths"]) == 1 for row in found["by_mean"])
     before = (tmp_path / "s/mean4,seed1/metrics.jsonl").stat().st_mtime_ns
     status, text, _ = call(capsys, *words)
