@@ -5,7 +5,6 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from loopwise.checkpoint.native import open_checkpoint
@@ -14,7 +13,7 @@ from loopwise.records import read_json, write_json
 from loopwise.train.config import Recipe
 from loopwise.train.inputs import Inputs
 from loopwise.train.overrides import override
-from loopwise.train.saturation import losses, over_runs, saturation
+from loopwise.train.saturation import losses, pooled, saturation
 
 EVAL_BATCHES = 8
 
@@ -48,7 +47,7 @@ def run_sweep(
             write_json(done, {"binding": recipe.binding(), **_measure(changes, recipe, result, inputs)})
         rows.append(_row(done))
         write_json(out / "sweep.json", {"recipe": base.to_dict(), "rows": rows})
-    return {"sweep": str(out / "sweep.json"), "rows": rows, "by_mean": _by_mean(rows)}
+    return {"sweep": str(out / "sweep.json"), "rows": rows, "by_mean": pooled(rows)}
 
 
 def _row(done: Path) -> dict[str, Any]:
@@ -75,26 +74,6 @@ def _measure(changes: dict[str, str], recipe: Recipe, result: dict[str, Any], in
     }
 
 
-def _by_mean(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Saturation depth per source against the training mean (and sampler), over seeds."""
-    groups: dict[tuple[str, float, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        for source, found in row["saturation"].items():
-            groups.setdefault((row["depth"]["kind"], row["depth"]["mean"], source), []).append(found)
-    return [
-        {
-            "sampler": kind,
-            "mean": mean,
-            "source": source,
-            "depths": [found["depth"] for found in runs],
-            "mean_saturation": fmean(found["depth"] for found in runs),
-            "interval": list(over_runs([found["draws"] for found in runs])),
-            "best_loss": fmean(found["best_loss"] for found in runs),
-        }
-        for (kind, mean, source), runs in sorted(groups.items(), key=lambda group: group[0])
-    ]
-
-
 def card(result: dict[str, Any]) -> str:
     """For people."""
     lines = [
@@ -102,8 +81,8 @@ def card(result: dict[str, Any]) -> str:
         "  sampler            mean  source        saturates at, 95% interval  (one per seed)",
     ]
     lines += [
-        f"  {row['sampler']:<18} {row['mean']:>4g}  {row['source']:<12}  {row['mean_saturation']:>5.2f} "
-        f"[{row['interval'][0]:.2f}, {row['interval'][1]:.2f}]  ({', '.join(map(str, row['depths']))})"
+        f"  {row['sampler']:<18} {row['mean']:>4g}  {row['source']:<12}  {row['depth']:>5.2f} "
+        f"[{row['low']:.2f}, {row['high']:.2f}]  ({', '.join(map(str, row['depths']))})"
         for row in result["by_mean"]
     ]
     return "\n".join(lines)

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from loopwise.checkpoint.native import Checkpoint
 from loopwise.config import InputError
 from loopwise.records import read_json
@@ -13,7 +11,7 @@ from loopwise.store import Store
 from loopwise.study import joint
 from loopwise.study.settings import Settings
 from loopwise.study.subject import Corpus, Tell
-from loopwise.train.saturation import over_runs
+from loopwise.train.saturation import pooled
 
 Json = dict[str, Any]
 
@@ -36,41 +34,12 @@ def train_arms(checkpoint: Checkpoint, corpora: Sequence[Corpus], settings: Sett
 
 
 def sweep(folder: Path | None) -> Json:
-    """Where loss saturates against sampler and training mean, from the records of `loopwise train --sweep`.
-
-    The depth of a group is the mean over its runs, its interval that of `train.saturation.over_runs`: runs and windows
-    both resampled. `past` is the loss at the deepest pass less the best one. Raises `InputError` without such a record.
-    """
-    runs = [row for path in _sweeps(folder) for row in read_json(path).get("rows", [])]
-    groups: dict[tuple[str, float, str], list[Json]] = {}
-    for run in runs:
-        for source, found in run.get("saturation", {}).items():
-            groups.setdefault((run["depth"]["kind"], float(run["depth"]["mean"]), source), []).append(found)
-    if not groups:
+    """Where loss saturates against sampler and training mean, from the records of `loopwise train --sweep` (see
+    `train.saturation.pooled`). Raises `InputError` if there is no such record."""
+    files = sorted(folder.glob("saturation/*.json")) if folder else []
+    runs = [row for path in files for row in read_json(path)["rows"]]
+    if not runs:
         raise InputError(
             "No sweep over training means was found (benchmarks/results/saturation): run 'make saturation'."
         )
-    rows = []
-    for (kind, mean, source), found in sorted(groups.items(), key=lambda group: group[0]):
-        low, high = over_runs([one["draws"] for one in found])
-        loss = np.mean([one["loss"] for one in found], axis=0)
-        rows.append(
-            {
-                "sampler": kind,
-                "mean": mean,
-                "source": source,
-                "runs": len(found),
-                "low": low,
-                "high": high,
-                "depths": [one["depth"] for one in found],
-                "depth": float(np.mean([one["depth"] for one in found])),
-                "best": [float(f([one["best_loss"] for one in found])) for f in (np.mean, np.min, np.max)],
-                "first": float(loss[0] - loss.min()),
-                "past": float(loss[-1] - loss.min()),
-            }
-        )
-    return {"rows": rows, "runs": len(runs), "files": [path.name for path in _sweeps(folder)]}
-
-
-def _sweeps(folder: Path | None) -> list[Path]:
-    return sorted(folder.glob("saturation/*.json")) if folder else []
+    return {"rows": pooled(runs), "runs": len(runs), "files": [path.name for path in files]}

@@ -1,7 +1,7 @@
 """At which depth loss stops falling: the saturation depth of a model and its confidence interval."""
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -74,6 +74,40 @@ def over_runs(draws: Sequence[Mapping[str, int]], *, resamples: int = 4000, seed
         means += np.where(picked == run, generator.choice(depths, picked.shape), 0).sum(1)
     low, high = np.percentile(means / len(draws), [2.5, 97.5])
     return float(low), float(high)
+
+
+def pooled(runs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of sweeps (`loopwise train --sweep`) by sampler, training mean and held-out source, over their seeds.
+
+    `depth` is the mean saturation depth and [`low`, `high`] its interval (`over_runs`); `best` is the best loss in nats
+    per token: mean, least and most over runs; `first` and `past` are the loss after the first and after the last pass,
+    less the best.
+    """
+    groups: dict[tuple[str, float, str], list[Mapping[str, Any]]] = {}
+    for run in runs:
+        for source, found in run["saturation"].items():
+            groups.setdefault((run["depth"]["kind"], float(run["depth"]["mean"]), source), []).append(found)
+    rows = []
+    for (kind, mean, source), group in sorted(groups.items(), key=lambda item: item[0]):
+        depths, best = [found["depth"] for found in group], [found["best_loss"] for found in group]
+        low, high = over_runs([found["draws"] for found in group])
+        loss = np.mean([found["loss"] for found in group], axis=0)
+        rows.append(
+            {
+                "sampler": kind,
+                "mean": mean,
+                "source": source,
+                "runs": len(group),
+                "depth": float(np.mean(depths)),
+                "low": low,
+                "high": high,
+                "depths": depths,
+                "best": [float(np.mean(best)), min(best), max(best)],
+                "first": float(loss[0] - loss.min()),
+                "past": float(loss[-1] - loss.min()),
+            }
+        )
+    return rows
 
 
 def _first(loss: Sequence[float] | np.ndarray, tolerance: float) -> int:
